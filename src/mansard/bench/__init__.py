@@ -1,0 +1,1 @@
+"""Measurement: load generation, metrics, perplexity and reports."""

@@ -1,0 +1,1 @@
+"""The roofline: prices a program on a hardware, op by op."""

@@ -1,0 +1,1 @@
+"""Reading models from disk: GGUF, safetensors, tokenizers and chat templates; every byte is checked before use."""

@@ -1,0 +1,1 @@
+"""Running for real: executors, sampling and the reference definition of every op."""

@@ -1,0 +1,1 @@
+"""The simulated executor and the workloads that drive it."""
