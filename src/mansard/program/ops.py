@@ -102,7 +102,12 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """MLA attention over a compressed cache of kv_lora_rank + qk_rope_head_dim values a token (priced, not yet run)."""
+    """MLA attention over a compressed cache of kv_lora_rank + qk_rope_head_dim values a token (priced, not yet run).
+
+    input: [T, hidden]; output: [T, H · v_head_dim]. The projections of queries (q_proj, or q_a_proj, its norm and
+    q_b_proj) and of keys and values (kv_a_proj_with_mqa, its norm, kv_b_proj) are part of the op; o_proj is a Linear
+    after it. `num_heads` is one rank's; the down-projections are replicated.
+    """
 
     input: str
     output: str
@@ -119,7 +124,11 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class LinearAttention:
-    """Gated delta-rule attention with a fixed-size state per sequence (priced, not yet run)."""
+    """Gated delta-rule attention with a fixed-size state per sequence (priced, not yet run).
+
+    input: [T, hidden]; output: [T, Hv · Dv]. The projections of q, k, v, z (output gate), b and a (decay), the short
+    convolution over q, k, v and the gated norm are part of the op; out_proj is a Linear after it.
+    """
 
     input: str
     output: str
@@ -181,8 +190,33 @@ class MoE:
 
 
 @dataclass(frozen=True, slots=True)
+class SigmoidGate:
+    """output = input · sigmoid(gate), or output += …; gate: [T, gate_size] with gate_size 1 or `size`."""
+
+    input: str
+    gate: str
+    output: str
+    size: int
+    gate_size: int = 1
+    add_to_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Sum `register` over the tensor-parallel ranks."""
+    """Sum `register` over the tensor-parallel ranks; then, with `add_to`, add the sum to that register too.
+
+    A bias of the row-parallel Linear before it is added by one rank alone.
+    """
+
+    register: str
+    size: int
+    num_ranks: int
+    add_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """Put the columns of `register` from all ranks side by side: `size` columns from each; for `"logits"`."""
 
     register: str
     size: int
@@ -191,7 +225,10 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """logits = input[sampled rows] · weightᵀ · scale, then softcap; only the rows that sample are computed."""
+    """logits = input[sampled rows] · weightᵀ · scale, then softcap; only the rows that sample are computed.
+
+    The result is the register `"logits"`: [rows that sample, vocab_size].
+    """
 
     input: str
     weight: str
@@ -211,7 +248,9 @@ Op = (
     | LinearAttention
     | GatedActivation
     | MoE
+    | SigmoidGate
     | AllReduce
+    | AllGather
     | Logits
 )
 

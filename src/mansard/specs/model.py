@@ -113,6 +113,7 @@ class ModelSpec:
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # RMSNorm over each head of q and k before the rotation
+    attention_output_gate: bool = False  # Qwen3-Next: q_proj also yields a sigmoid gate on attention's output
     attention_sinks: bool = False  # gpt-oss: a learned logit per head in the softmax's denominator
     norm_unit_offset: bool = False  # Gemma: multiply by (1 + weight)
     sandwich_norms: bool = False  # Gemma 2/3: a norm after attention and after the MLP too
