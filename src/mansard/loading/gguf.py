@@ -1,8 +1,8 @@
 """A strict, memory-mapped reader of GGUF files, version 2 and 3, little-endian.
 
 A model file is input from a stranger, so every count, length, dimension and offset is a Python int that is
-compared with what the file can hold before anything is allocated or multiplied in fixed width. Any defect is a
-`ModelFileError`. Tensors are views on the map.
+compared with what the file can hold before anything is allocated or multiplied in fixed width. Any defect is
+a `ModelFileError`. Tensors are views on the map.
 
 Source: the GGUF specification (ggml, docs/gguf.md).
 """
@@ -114,7 +114,7 @@ class GgufFile:
         """
         value = self.metadata.get("general.architecture")
         if not isinstance(value, str) or not value:
-            raise ModelFileError(self.path, "general.architecture", value, "a model file must name its architecture")
+            raise ModelFileError(self.path, "general.architecture", value, "a model file must name one")
         return value
 
 
@@ -132,7 +132,7 @@ class _Cursor:
         """Return the bytes between the cursor and the end of the file."""
         return self.size - self.position
 
-self, num_bytes: int, field: str) -> None:
+    def need(self, num_bytes: int, field: str) -> None:
         """Refuse to read past the end of the file."""
         if num_bytes > self.remaining():
             self.fail(f"{field} (bytes needed)", num_bytes, f"only {self.remaining()} are left in the file")
@@ -259,8 +259,7 @@ def _numbers(cursor: _Cursor, kind: int, count: int, field: str) -> list[Any]:
 def _alignment(cursor: _Cursor, metadata: Mapping[str, Any]) -> int:
     value = metadata.get("general.alignment", 32)
     if type(value) is not int or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        cursor.fail("general.alignment", value, f"it must be a power of two of at most {MAX_ALIGNMENT}"
-        )
+        cursor.fail("general.alignment", value, f"it must be a power of two of at most {MAX_ALIGNMENT}")
     return value
 
 
@@ -294,14 +293,14 @@ def _read_info(cursor: _Cursor, name: str) -> _Info:
     offset = cursor.scalar("<Q", f"offset of {name!r}")
     number = _tensor_format(cursor, kind, name)
     if min(dims) < 1 or dims[0] % number.block_size:
-        cursor.fail(f"dimensions of {name!r}",
+        cursor.fail(
+            f"dimensions of {name!r}",
             dims,
             f"each must be 1 or more, the first a multiple of {number.block_size} ({number.name}'s block)",
         )
     num_bytes = number.num_bytes(math.prod(dims))
     if num_bytes > cursor.size:
-        cursor.fail(f"dimensions of {name!r}", dims, f"{num_bytes} bytes exceed the file's {cursor.size}"
-        )
+        cursor.fail(f"dimensions of {name!r}", dims, f"{num_bytes} bytes exceed the file's {cursor.size}")
     return _Info(name, number, tuple(reversed(dims)), offset, num_bytes)
 
 

@@ -1,11 +1,11 @@
 """Number formats: how many bytes a weight or a cached key takes, exactly.
 
 A format stores its elements in blocks that carry their own scales, so its size is a pair of whole numbers
-(elements a block, bytes a block) and never "bits over eight". The loader reads files by this table, the planner
-prices by it.
+(elements a block, bytes a block) and never "bits over eight". The loader reads files by this table,
+the planner prices by it.
 
-Sources: GGUF/ggml block layouts (ggml-common.h); OCP Microscaling v1.0 (mxfp4); NVIDIA NVFP4 (16 elements, one
-e4m3 scale); QLoRA, arXiv 2305.14314, section 3 (nf4, double quantization).
+Sources: GGUF/ggml block layouts (ggml-common.h); OCP Microscaling v1.0 (mxfp4); NVIDIA NVFP4 (16 elements,
+one e4m3 scale); QLoRA, arXiv 2305.14314, section 3 (nf4, double quantization).
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ KV_CACHE_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "int2", "Q8_0
 def kv_cache_format(name: str, head_dim: int, scale_bytes: int = 4) -> NumberFormat:
     """Return how one head of one cached token is stored: integer formats keep one scale per token and head.
 
-    int8 is symmetric: one scale. int4 and int2 keep a minimum of the same width beside it. Q8_0 keeps one fp16
-    scale per 32 values, whatever `scale_bytes` says.
+    int8 is symmetric: one scale. int4 and int2 keep a minimum of the same width beside it. Q8_0 keeps one
+    fp16 scale per 32 values, whatever `scale_bytes` says.
     Units: `scale_bytes` bytes. Raises: ValueError for no KV-cache format or a head it cannot hold.
     """
     fmt = number_format(name)
