@@ -1,0 +1,427 @@
+"""Work: what each op of a Program asks of the hardware, before any hardware is known.
+
+Counts FLOPs (a multiply-add is 2), bytes of weights, activations and KV cache, and bytes sent to other ranks,
+op by op, from the sizes the Program already carries for one rank. How long that takes is `roofline`'s
+business. Repeated layers are counted once and multiplied.
+
+Source of the counts: Kaplan et al. (arXiv 2001.08361) 2 FLOPs per weight and token; DeepSeek-V2 (arXiv
+2405.04434) for the absorbed form of MLA in decode; Yang et al. (arXiv 2412.06464) for the gated delta rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mansard.cost.formats import Formats, Part
+from mansard.cost.shape import Number, StepShape, is_any, smallest
+from mansard.program.ops import (
+    AllGather,
+    AllReduce,
+    Attention,
+    Embed,
+    GatedActivation,
+    LatentAttention,
+    Linear,
+    LinearAttention,
+    Logits,
+    MoE,
+    Op,
+    RmsNorm,
+    RopeAndCache,
+    SigmoidGate,
+)
+
+Kind = Literal[
+    "gemm", "moe", "decode_attention", "prefill_attention", "linear_attention", "elementwise", "network"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one replica is spread: vLLM's words, world = tensor × data × pipeline parallel.
+
+    `expert_parallel` of the world's tensor × data ranks split the experts whole; the rest of the split is
+    within an expert. Attention is replicated over data-parallel ranks, each with its own sequences.
+    """
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    expert_parallel: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Return the GPUs of one replica."""
+        return self.tensor_parallel * self.data_parallel * self.pipeline_parallel
+
+    @property
+    def expert_tensor_parallel(self) -> int:
+        """Return over how many ranks one expert is split."""
+        return max(1, self.tensor_parallel * self.data_parallel // self.expert_parallel)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What `count` equal ops ask for, each: FLOPs, bytes by kind, kernels launched.
+
+    Units: FLOPs, bytes. `tokens` is the rows it works on, which sets the efficiency of attention.
+    """
+
+    name: str
+    kind: Kind
+    part: Part
+    count: int
+    launches: Number
+    flops: Number = 0.0
+    weight_bytes: Number = 0.0
+    activation_bytes: Number = 0.0
+    kv_bytes: Number = 0.0
+    network_bytes: Number = 0.0
+    num_ranks: int = 1
+    tokens: Number = 0.0
+    collective: Literal["all_reduce", "all_gather", "all_to_all", "send", "none"] = "none"
+
+
+def touched_experts(num_experts: int, top_k: int, tokens: Number) -> Number:
+    """Return how many experts `tokens` tokens use in expectation: E(1 − (1 − k/E)^tokens).
+
+    Source: expected occupancy under uniform independent routing; a trained router differs little in sum.
+    """
+    miss: Number = (1.0 - top_k / num_experts) ** tokens
+    return num_experts * (1.0 - miss)
+
+
+def linear_work(op: Linear, count: int, shape: StepShape, formats: Formats) -> list[Work]:
+    """Count a matrix multiplication of the step's tokens with one weight matrix."""
+    tokens = shape.num_tokens
+    rows = sum(op.out_features)
+    part = _part_of(op.weights[0])
+    reads = tokens * (op.in_features + rows) * formats.activation_bytes
+    return [
+        Work(
+            name="+".join(_short(w) for w in op.weights),
+            kind="gemm",
+            part=part,
+            count=count,
+            launches=1.0,
+            flops=2.0 * tokens * op.in_features * rows,
+            weight_bytes=rows * op.in_features * formats.weight_bytes(part),
+            activation_bytes=reads + (tokens * rows * formats.activation_bytes if op.add_to_output else 0.0),
+            tokens=tokens,
+        )
+    ]
+
+
+def attention_work(op: Attention, count: int, shape: StepShape, formats: Formats) -> list[Work]:
+    """Count softmax attention: decodes stream their KV, chunks compute q·k and p·v for every causal pair."""
+    limit = op.window if op.window is not None else op.chunk
+    heads, width = op.num_heads, op.head_dim
+    query_bytes = 2.0 * heads * width * formats.activation_bytes  # queries in, outputs out
+    per_token = 2.0 * op.num_kv_heads * width * formats.kv_bytes
+    works: list[Work] = []
+    if is_any(shape.num_decodes):
+        keys = shape.decode_kv_tokens(limit)
+        works.append(
+            Work(
+                name="attention (decode)",
+                kind="decode_attention",
+                part="none",
+                count=count,
+                launches=smallest(shape.num_decodes, 1.0),
+                flops=4.0 * heads * width * keys * shape.decode_tokens,
+                kv_bytes=keys * per_token,
+                activation_bytes=shape.num_decodes * shape.decode_tokens * query_bytes,
+                tokens=shape.num_decodes,
+            )
+        )
+    if is_any(shape.num_prefills):
+        works.append(
+            Work(
+                name="attention (prefill)",
+                kind="prefill_attention",
+                part="none",
+                count=count,
+                launches=smallest(shape.num_prefills, 1.0),
+                flops=4.0 * heads * width * shape.prefill_pairs(limit),
+                kv_bytes=shape.prefill_kv_tokens(limit) * per_token,
+                activation_bytes=shape.num_prefills * shape.prefill_tokens * query_bytes,
+                tokens=shape.prefill_tokens + shape.prefill_start,
+            )
+        )
+    return works
+
+
+def latent_attention_work(op: LatentAttention, count: int, shape: StepShape, formats: Formats) -> list[Work]:
+    """Count MLA: projections, absorbed attention over the latent cache in decode, expanded heads in prefill."""
+    tokens = shape.num_tokens
+    heads, rope, nope = op.num_heads, op.qk_rope_head_dim, op.qk_nope_head_dim
+    latent = op.kv_lora_rank
+    query_width = heads * (nope + rope)
+    down = (op.q_lora_rank or 0) + latent + rope
+    up_in = op.q_lora_rank or op.hidden_size
+    weights = float(op.hidden_size * down + up_in * query_width + latent * heads * (nope + op.v_head_dim))
+    works = [
+        Work(
+            name="latent projections",
+            kind="gemm",
+            part="attention",
+            count=count,
+            launches=4.0,  # down, query up, absorbed key, absorbed value
+            flops=2.0 * tokens * weights,
+            weight_bytes=weights * formats.weight_bytes("attention"),
+            activation_bytes=tokens * (op.hidden_size + 2.0 * down + 2.0 * query_width + 2.0 * heads * latent)
+            * formats.activation_bytes,
+            tokens=tokens,
+        )
+    ]
+    if is_any(shape.num_decodes):
+        keys = shape.decode_kv_tokens(None)
+        works.append(
+            Work(
+                name="latent attention (decode)",
+                kind="decode_attention",
+                part="none",
+                count=count,
+                launches=smallest(shape.num_decodes, 1.0),
+                flops=2.0 * heads * (2.0 * latent + rope) * keys * shape.decode_tokens,
+                kv_bytes=keys * (latent + rope) * formats.kv_bytes,
+                activation_bytes=shape.num_decodes * shape.decode_tokens * heads * (2.0 * latent + rope)
+                * formats.activation_bytes,
+                tokens=shape.num_decodes,
+            )
+        )
+    if is_any(shape.num_prefills):
+        pairs = shape.prefill_pairs(None)
+        works.append(
+            Work(
+                name="latent attention (prefill)",
+                kind="prefill_attention",
+                part="none",
+                count=count,
+                launches=smallest(shape.num_prefills, 1.0),
+                flops=2.0 * heads * (nope + rope + op.v_head_dim) * pairs,
+                kv_bytes=shape.prefill_kv_tokens(None) * (latent + rope) * formats.kv_bytes,
+                activation_bytes=shape.num_prefills * shape.prefill_tokens * (2.0 * query_width)
+                * formats.activation_bytes,
+                tokens=shape.prefill_tokens + shape.prefill_start,
+            )
+        )
+    return works
+
+
+def linear_attention_work(op: LinearAttention, count: int, shape: StepShape, formats: Formats) -> list[Work]:
+    """Count a gated delta-rule layer: its projections, and one state read and written per sequence."""
+    tokens = shape.num_tokens
+    keys, values = op.num_key_heads * op.key_head_dim, op.num_value_heads * op.value_head_dim
+    rows = 2 * keys + 2 * values + 2 * op.num_value_heads
+    state = float(op.num_value_heads * op.key_head_dim * op.value_head_dim)
+    conv = float((2 * keys + values) * op.conv_kernel_size)
+    state_bytes = 2.0 * (state * formats.state_bytes + conv * formats.activation_bytes)  # read and written
+    return [
+        Work(
+            name="linear-attention projections",
+            kind="gemm",
+            part="attention",
+            count=count,
+            launches=2.0,
+            flops=2.0 * tokens * op.hidden_size * rows,
+            weight_bytes=rows * op.hidden_size * formats.weight_bytes("attention"),
+            activation_bytes=tokens * (op.hidden_size + rows) * formats.activation_bytes,
+            tokens=tokens,
+        ),
+        Work(
+            name="linear attention",
+            kind="linear_attention",
+            part="none",
+            count=count,
+            launches=3.0,  # convolution, recurrence, gated norm
+            flops=tokens * (8.0 * state + 2.0 * conv),
+            kv_bytes=shape.num_sequences * state_bytes,
+            activation_bytes=tokens * (2.0 * rows + values) * formats.activation_bytes,
+            tokens=tokens,
+        ),
+    ]
+
+
+def moe_work(op: MoE, count: int, shape: StepShape, formats: Formats, layout: Layout) -> list[Work]:
+    """Count routed experts on the busiest rank: weights of the experts touched, FLOPs of its share of the
+    tokens.
+
+    The op's `size` is one tensor-parallel rank's; data-parallel ranks bring their tokens together.
+    """
+    tokens = shape.num_tokens * layout.data_parallel
+    touched = touched_experts(op.num_experts, op.top_k, tokens) / layout.expert_parallel
+    width = op.size * layout.tensor_parallel / layout.expert_tensor_parallel
+    matrices = 3.0 * op.hidden_size * width
+    pairs = tokens * op.top_k / layout.expert_parallel
+    router = float(op.num_experts * op.hidden_size)
+    return [
+        Work(
+            name="router",
+            kind="gemm",
+            part="router",
+            count=count,
+            launches=1.0,
+            flops=2.0 * shape.num_tokens * router,
+            weight_bytes=router * formats.weight_bytes("router"),
+            activation_bytes=shape.num_tokens * (op.hidden_size + op.num_experts) * formats.activation_bytes,
+            tokens=shape.num_tokens,
+        ),
+        Work(
+            name="experts",
+            kind="moe",
+            part="experts",
+            count=count,
+            launches=1.0,
+            flops=2.0 * pairs * matrices,
+            weight_bytes=touched * matrices * formats.weight_bytes("experts"),
+            activation_bytes=pairs * (2.0 * op.hidden_size + 3.0 * width) * formats.activation_bytes,
+            tokens=pairs,
+        ),
+        *_exchange_work(op, count, shape, formats, layout),
+    ]
+
+
+def _exchange_work(op: MoE, count: int, shape: StepShape, formats: Formats, layout: Layout) -> list[Work]:
+    """Count what data-parallel ranks send so that every token meets its experts, and back."""
+    if layout.data_parallel == 1:
+        return []
+    ranks = layout.tensor_parallel * layout.data_parallel
+    copies = min(op.top_k, ranks) if layout.expert_parallel > 1 else ranks
+    return [
+        Work(
+            name="expert exchange",
+            kind="network",
+            part="none",
+            count=count,
+            launches=2.0,  # dispatch, combine
+            network_bytes=2.0 * shape.num_tokens * copies * op.hidden_size * formats.activation_bytes,
+            num_ranks=ranks,
+            tokens=shape.num_tokens,
+            collective="all_to_all",
+        )
+    ]
+
+
+def small_work(
+    op: RmsNorm | RopeAndCache | GatedActivation | SigmoidGate | Embed, count: int, shape: StepShape, formats: Formats
+) -> list[Work]:
+    """Count an op that reads and writes each activation once: norm, rotation, gate, embedding lookup."""
+    tokens, kv_bytes, width = shape.num_tokens, 0.0 * shape.num_tokens, 0.0
+    match op:
+        case RmsNorm():
+            name, width = "norm", 2.0 * op.size + (op.size if op.add_to_output else 0)
+        case RopeAndCache():
+            name, width = "rope + cache", 2.0 * (op.num_heads + op.num_kv_heads) * op.head_dim
+            kv_bytes = tokens * 2.0 * op.num_kv_heads * op.head_dim * formats.kv_bytes
+        case GatedActivation():
+            name, width = "activation", op.size * (3.0 if op.gated else 2.0)
+        case SigmoidGate():
+            name, width = "sigmoid gate", 2.0 * op.size + op.gate_size
+        case Embed():
+            name, width = "embedding", 2.0 * op.hidden_size
+    return [
+        Work(
+            name=name,
+            kind="elementwise",
+            part="none",
+            count=count,
+            launches=1.0,
+            flops=tokens * width * 2.0,
+            activation_bytes=tokens * width * formats.activation_bytes,
+            kv_bytes=kv_bytes,
+            tokens=tokens,
+        )
+    ]
+
+
+def head_work(op: Logits, count: int, shape: StepShape, formats: Formats) -> list[Work]:
+    """Count the output head over the rows that sample."""
+    rows = shape.num_logit_rows
+    return [
+        Work(
+            name="output head",
+            kind="gemm",
+            part="head",
+            count=count,
+            launches=1.0,
+            flops=2.0 * rows * op.hidden_size * op.vocab_size,
+            weight_bytes=op.hidden_size * op.vocab_size * formats.weight_bytes("head"),
+            activation_bytes=rows * (op.hidden_size + op.vocab_size) * formats.activation_bytes,
+            tokens=rows,
+        )
+    ]
+
+
+def network_work(op: AllReduce | AllGather, count: int, shape: StepShape, formats: Formats) -> list[Work]:
+    """Count a collective over the tensor-parallel ranks; `network_bytes` is the message of one rank."""
+    rows = shape.num_logit_rows if op.register == "logits" else shape.num_tokens
+    if op.num_ranks == 1:
+        return []
+    return [
+        Work(
+            name="all-reduce" if isinstance(op, AllReduce) else "all-gather",
+            kind="network",
+            part="none",
+            count=count,
+            launches=1.0,
+            network_bytes=rows * op.size * formats.activation_bytes,
+            num_ranks=op.num_ranks,
+            tokens=rows,
+            collective="all_reduce" if isinstance(op, AllReduce) else "all_gather",
+        )
+    ]
+
+
+def work_of(op: Op, count: int, shape: StepShape, formats: Formats, layout: Layout) -> list[Work]:
+    """Count one op of a program (`count` equal ones) for one step."""
+    match op:
+        case Linear():
+            return linear_work(op, count, shape, formats)
+        case Attention():
+            return attention_work(op, count, shape, formats)
+        case LatentAttention():
+            return latent_attention_work(op, count, shape, formats)
+        case LinearAttention():
+            return linear_attention_work(op, count, shape, formats)
+        case MoE():
+            return moe_work(op, count, shape, formats, layout)
+        case Logits():
+            return head_work(op, count, shape, formats)
+        case AllReduce() | AllGather():
+            return network_work(op, count, shape, formats)
+        case RmsNorm() | RopeAndCache() | GatedActivation() | SigmoidGate() | Embed():
+            return small_work(op, count, shape, formats)
+
+
+def _short(weight: str) -> str:
+    """Return the module of a canonical weight name: `…self_attn.q_proj.weight` → `q_proj`."""
+    parts = weight.split(".")
+    return parts[-2] if len(parts) > 1 else weight
+
+
+def _part_of(weight: str) -> Part:
+    """Say which part of the model a Linear's weight belongs to."""
+    if "attn" in weight or "attention" in weight:
+        return "attention"
+    return "router" if weight.endswith(("mlp.gate.weight", "shared_expert_gate.weight")) else "mlp"
+
+
+def send_work(layout: Layout, hidden_size: int, shape: StepShape, formats: Formats) -> list[Work]:
+    """Count the hand-over of activations between pipeline stages."""
+    if layout.pipeline_parallel == 1:
+        return []
+    return [
+        Work(
+            name="stage hand-over",
+            kind="network",
+            part="none",
+            count=layout.pipeline_parallel - 1,
+            launches=1.0,
+            network_bytes=shape.num_tokens * hidden_size * formats.activation_bytes,
+            num_ranks=layout.num_ranks,
+            tokens=shape.num_tokens,
+            collective="send",
+        )
+    ]
