@@ -1,8 +1,8 @@
 """The ggml block formats, decoded: what the bytes of a Q4_1 or Q6_K block mean as float32.
 
-Each format is a packed NumPy record (its layout is the file's layout) and one function from an array of records
-to [blocks, elements] float32, with the operations in ggml's order so that results are equal bit for bit. Work is
-done a slice of blocks at a time, so temporaries stay small whatever the tensor's size.
+Each format is a packed NumPy record (its layout is the file's layout) and one function from an array of
+records to [blocks, elements] float32, with the operations in ggml's order so that results are equal bit for
+bit. Work is done a slice of blocks at a time, so temporaries stay small whatever the tensor's size.
 
 Source: ggml-common.h and ggml-quants.c (layouts and formulas); OCP Microscaling v1.0, section 5 (e2m1, e8m0).
 """
@@ -46,7 +46,8 @@ LAYOUTS: dict[str, np.dtype[np.void]] = {
 def dequantize(tensor: StoredTensor) -> Floats:
     """Return the tensor's values.
 
-    Shapes: float32 of `tensor.shape`, newly allocated. Raises: ValueError for a format that cannot be decoded.
+    Shapes: float32 of `tensor.shape`, newly allocated. Raises: ValueError for a format that cannot be
+    decoded.
     """
     return dequantize_bytes(tensor.data, tensor.format.name).reshape(tensor.shape)
 
@@ -138,7 +139,7 @@ def _mxfp4(b: Blocks) -> Floats:
 
 
 def _planes(qs: Bytes, group: int, bits: int) -> Bytes:
-    """Split every `group` bytes into planes of `bits` bits, low first: [blocks, n] → [blocks, n · 8 / bits]."""
+    """Split each `group` bytes into planes of `bits` bits, low first: [blocks, n] → [blocks, 8n / bits]."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     planes = (qs.reshape(len(qs), -1, 1, group) >> shifts) & np.uint8((1 << bits) - 1)
     return planes.reshape(len(qs), -1)

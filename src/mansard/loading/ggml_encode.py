@@ -20,8 +20,8 @@ from mansard.specs.precision import NumberFormat, number_format
 def quantize(array: Floats, target: NumberFormat | str, name: str = "") -> StoredTensor:
     """Return `array` stored in the format `target`.
 
-    Shapes: `array` [..., n] with n a multiple of the format's block. Raises: ValueError for a format without an
-    encoder or rows that are not whole blocks.
+    Shapes: `array` [..., n] with n a multiple of the format's block. Raises: ValueError for a format without
+    an encoder or rows that are not whole blocks.
     """
     fmt = number_format(target) if isinstance(target, str) else target
     values = np.ascontiguousarray(array, dtype=np.float32)

@@ -23,8 +23,8 @@ def write_gguf(
 ) -> Path:
     """Write a GGUF file and return its path.
 
-    Python ints become uint32 when they fit, else int32 or 64 bits; floats float32; lists arrays of their items.
-    Raises: ValueError for a value or a tensor format that GGUF cannot hold.
+    Python ints become uint32 when they fit, else int32 or 64 bits; floats float32; lists arrays of their
+    items. Raises: ValueError for a value or a tensor format that GGUF cannot hold.
     """
     target, stored = Path(path), list(tensors)
     entries = {**metadata} if alignment == 32 else {**metadata, "general.alignment": alignment}
