@@ -1,8 +1,8 @@
 """HardwareSpec: what one accelerator or CPU socket can do, as data.
 
 Rates are dense (never with sparsity) and per device; bandwidth of a link is one direction of one device. The
-facts live in `presets/hardware/*.toml`, each with its source; `mansard.specs.hardware_catalogue` finds them by name.
-Rates are in SI units (1 TFLOP/s = 1e12), memory is in bytes (1 GiB = 2**30).
+facts live in `presets/hardware/*.toml`, each with its source; `mansard.specs.hardware_catalogue` finds them
+by name. Rates are in SI units (1 TFLOP/s = 1e12), memory is in bytes (1 GiB = 2**30).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Literal
 HardwareKind = Literal["gpu", "cpu", "tpu", "npu"]
 GIB = 2**30
 
-# What a framework sees of the nominal size where no log says: the median of the catalogue's known GPUs (H100 0.990,
-# H200 0.991, A100-40 0.985, RTX 5090 0.979, RTX 3090 0.983, RTX 4090 0.980; ECC on GDDR takes more: L40S 0.925).
+# What a framework sees of the nominal size where no log says: the median of the catalogue's known GPUs (H100
+# 0.990, H200 0.991, A100-40 0.985, RTX 5090 0.979, RTX 3090 0.983, RTX 4090 0.980; ECC on GDDR takes more:
+# L40S 0.925).
 VISIBLE_FRACTION = {"HBM": 0.989, "GDDR": 0.98, "other": 1.0}
 
 
@@ -23,8 +24,8 @@ VISIBLE_FRACTION = {"HBM": 0.989, "GDDR": 0.98, "other": 1.0}
 class LinkSpec:
     """How devices reach each other.
 
-    Units: `bytes_per_s` one direction of one device; `latency_s` the floor of a small all-reduce over the link.
-    `max_devices` is how many devices the link joins (a bridge: 2; an NVLink switch: 8 or 72).
+    Units: `bytes_per_s` one direction of one device; `latency_s` the floor of a small all-reduce over the
+    link. `max_devices` is how many devices the link joins (a bridge: 2; an NVLink switch: 8 or 72).
     """
 
     kind: str
@@ -47,8 +48,9 @@ class PriceSpec:
 class HardwareSpec:
     """One device of the catalogue.
 
-    Units: `flops` dense FLOP/s (or OP/s for integers) by number format: fp32 tf32 fp16 bf16 fp8 int8 fp6 fp4 int4, and
-    fp16_acc16 fp8_acc16 where accumulating in 16 bit is faster. `measured_flops`: the best matrix multiplication seen.
+    Units: `flops` dense FLOP/s (or OP/s for integers) by number format: fp32 tf32 fp16 bf16 fp8 int8 fp6 fp4
+    int4, and fp16_acc16 fp8_acc16 where accumulating in 16 bit is faster. `measured_flops`: the best matrix
+    multiplication seen.
     """
 
     name: str
@@ -76,7 +78,7 @@ class HardwareSpec:
 
     @property
     def family(self) -> str:
-        """Return the architecture family in lower case: volta … rubin, cdna2 …, rdna3, xe2, apple, cpu, tpu …."""
+        """Return the architecture family in lower case: volta … rubin, cdna2 …, xe2, apple, cpu, tpu …"""
         if self.kind == "cpu":
             return "cpu"
         if self.vendor in ("Apple", "Google"):
@@ -85,11 +87,11 @@ class HardwareSpec:
 
     @property
     def matmul_dtype(self) -> str:
-        """Return the 16-bit format that its matrix units multiply (bf16 before fp16), or fp32 when there is none."""
+        """Return the 16-bit format that its matrix units multiply, bf16 before fp16, or fp32 without any."""
         return next((d for d in ("bf16", "fp16", "fp32") if d in self.flops), next(iter(self.flops), "fp32"))
 
     def peak_flops(self, dtype: str) -> float:
-        """Return the dense peak for `dtype`, or that of the 16-bit matrix format where it has no rate of its own.
+        """Return the dense peak for `dtype`, or of the 16-bit matrix format where it has no own rate.
 
         Units: FLOP/s.
         """
@@ -116,7 +118,7 @@ class HardwareSpec:
         return replace(self, price=PriceSpec(usd_per_hour, date, "given"))
 
     def with_memory(self, memory_bytes: int) -> HardwareSpec:
-        """Return the same hardware with `memory_bytes`, all of it visible (CPU sockets, other board variants)."""
+        """Return the same hardware with `memory_bytes`, all of it visible (a CPU socket, a board variant)."""
         return replace(
             self, memory_bytes=memory_bytes, visible_memory_bytes=memory_bytes, visible_memory_known=True
         )

@@ -1,7 +1,7 @@
 """The catalogue of hardware: TOML entries in, `HardwareSpec` out, found by name or alias.
 
-The entries in `presets/hardware/` are read when first asked for. A file of one's own in the same format adds or
-replaces entries:
+The entries in `presets/hardware/` are read when first asked for. A file of one's own in the same format adds
+or replaces entries:
 
     [My-Card-48GB]
     vendor = "NVIDIA"
@@ -27,23 +27,33 @@ from mansard.specs.names import normalize_name, resolve_name
 
 REMEDY = "`mansard gpus` lists all; --hardware-file FILE.toml adds your own"
 
-# Floor of a small all-reduce over a whole group, seconds. Measured with CUDA graphs: NVLink A100 7 µs, H100 5.6 µs,
-# B200 8 µs (16 KB, 8 ranks); PCIe 25 µs (L40S, small tensors). The others are assumed to lie between.
+# Floor of a small all-reduce over a whole group, seconds. Measured with CUDA graphs: NVLink A100 7 µs, H100
+# 5.6 µs, B200 8 µs (16 KB, 8 ranks); PCIe 25 µs (L40S, small tensors). The others are assumed to lie between.
 LINK_LATENCY_S = {
-    "nvlink2": 8e-6, "nvlink3": 7e-6, "nvlink4": 5.6e-6, "nvlink5": 8e-6, "nvlink6": 8e-6, "nvlink3-bridge": 7e-6,
-    "nvlink4-bridge": 5.6e-6, "xgmi": 12e-6, "ualink": 10e-6, "ici": 5e-6, "neuronlink": 15e-6, "roce": 20e-6,
-    "ub": 10e-6, "connectx": 20e-6, "pcie3": 30e-6, "pcie4": 25e-6, "pcie5": 25e-6, "pcie6": 25e-6,
-    "pcie5-x8": 25e-6, "upi": 2e-6, "xgmi-socket": 2e-6, "none": 0.0,
-}  # fmt: skip
+    **{"nvlink2": 8e-6, "nvlink3": 7e-6, "nvlink4": 5.6e-6, "nvlink5": 8e-6, "nvlink6": 8e-6},
+    **{"nvlink3-bridge": 7e-6, "nvlink4-bridge": 5.6e-6, "xgmi": 12e-6, "ualink": 10e-6, "ub": 10e-6},
+    **{"ici": 5e-6, "neuronlink": 15e-6, "roce": 20e-6, "connectx": 20e-6},
+    **{"pcie3": 30e-6, "pcie4": 25e-6, "pcie5": 25e-6, "pcie6": 25e-6, "pcie5-x8": 25e-6},
+    **{"upi": 2e-6, "xgmi-socket": 2e-6, "none": 0.0},
+}
 INTER_NODE_LATENCY_S = 20e-6  # RDMA over InfiniBand or RoCE, a small all-reduce (assumed)
 MAX_NODES_DEVICES = 4096
 
-_KEYS = {
-    "vendor", "architecture", "year", "kind", "memory_gib", "visible_gib", "visible_source", "memory_type",
-    "memory_gb_per_s", "l2_mb", "num_units", "tflops", "measured_tflops", "link", "inter_node_gb_per_s", "tdp_w",
-    "price", "aliases", "confidence", "source", "notes",
-}  # fmt: skip
 _REQUIRED = ("vendor", "architecture", "memory_gib", "memory_gb_per_s", "tflops")
+_OPTIONAL = (
+    *(
+        "year",
+        "kind",
+        "visible_gib",
+        "visible_source",
+        "memory_type",
+        "l2_mb",
+        "num_units",
+        "measured_tflops",
+    ),
+    *("link", "inter_node_gb_per_s", "tdp_w", "price", "aliases", "confidence", "source", "notes"),
+)
+_KEYS = frozenset(_REQUIRED + _OPTIONAL)
 
 
 def parse_entry(name: str, entry: Mapping[str, Any]) -> HardwareSpec:
@@ -132,7 +142,7 @@ def _index() -> Mapping[str, str]:
 
 
 def _index_of(entries: Mapping[str, HardwareSpec]) -> dict[str, str]:
-    """Map normalized names and aliases to names; an explicit alias wins over a name without its memory size."""
+    """Map normalized names and aliases to names; an alias wins over a name without its memory size."""
     index = {re.sub(r"-\d+gb$", "", normalize_name(name)): name for name in reversed(list(entries))}
     index |= {normalize_name(alias): name for name, spec in entries.items() for alias in spec.aliases}
     return index | {normalize_name(name): name for name in entries}

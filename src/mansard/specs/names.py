@@ -1,7 +1,7 @@
 """Names that people type: one spelling for each, and the nearest ones when a name is unknown.
 
-Hardware and models are found by name in catalogues. `H100_SXM`, `h100 sxm` and `NVIDIA-H100-SXM` mean the same
-thing, and a wrong name must answer with what was probably meant rather than with a traceback.
+Hardware and models are found by name in catalogues. `H100_SXM`, `h100 sxm` and `NVIDIA-H100-SXM` mean the
+same thing, and a wrong name must answer with what was probably meant rather than with a traceback.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What a piece of hardware does with a number format: multiplies it, converts it first, or cannot use it.
 
-"native": its matrix units multiply the format. "emulated": it is stored so and converted to a 16-bit format on the
-way to the matrix units (weight-only kernels), which saves memory and bandwidth but no arithmetic. "none": no engine
-that we know of runs it there. Sources: the engines' support tables (vLLM quantization hardware support, Marlin and
-FP6-LLM kernels, llama.cpp back ends) and vendors' data sheets; general knowledge where a table is silent.
+"native": its matrix units multiply the format. "emulated": it is stored so and converted to a 16-bit format
+on the way to the matrix units (weight-only kernels), which saves memory and bandwidth but no arithmetic.
+"none": no engine that we know of runs it there. Sources: the engines' support tables (vLLM quantization
+hardware support, Marlin and FP6-LLM kernels, llama.cpp back ends) and vendors' data sheets; general knowledge
+where a table is silent.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ _EMULATED: dict[str, frozenset[str]] = {
     "mxfp4": _LLAMA_CPP - {"volta"},
 }
 
-# The rate in HardwareSpec.flops that a native format needs; int4 weights (W4A16) are never multiplied as int4.
-_NATIVE_RATE = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8", "int8": "int8", "fp6": "fp6"} | {
-    "fp4": "fp4", "nvfp4": "fp4", "mxfp4": "fp4"
-}  # fmt: skip
+# The rate in HardwareSpec.flops that a native format needs; int4 weights (W4A16) are never multiplied as
+# int4.
+_NATIVE_RATE = {kind: kind for kind in ("fp32", "fp16", "bf16", "fp8", "int8", "fp6", "fp4")}
+_NATIVE_RATE |= {"nvfp4": "fp4", "mxfp4": "fp4"}
 
 FORMATS = tuple(_EMULATED)
 
 
 def format_kind(name: str) -> str:
-    """Return the entry of `FORMATS` that `name` belongs to, or "gguf" for llama.cpp's block formats (q4_0, q6_k …).
+    """Return the entry of `FORMATS` that `name` belongs to, or "gguf" for a block format of llama.cpp.
 
     Raises: ValueError for a name that is neither.
     """
