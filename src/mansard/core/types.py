@@ -91,11 +91,18 @@ class Sequence:
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache at first admission
     num_preemptions: int = 0
+    first_scheduled_s: float | None = None  # when it first left the waiting queue
+    id: str = field(init=False)  # unique among all: the request's id and the index in it
+    # Kept by the scheduler and the block manager:
+    rank: tuple[int, int] = (0, 0)  # (priority, order of arrival): lower runs first, highest is preempted first
+    max_length: int = 0  # known tokens at which it ends with LENGTH
+    block_table: tuple[int, ...] | None = None  # block_ids as plans carry it; None: to be rebuilt
+    block_hashes: list[bytes] = field(default_factory=list)  # of its leading full blocks, as far as computed
+    num_registered_blocks: int = 0  # leading blocks that are in the prefix cache
+    num_prompt_logprobs: int = 0  # prompt log-probabilities handed out so far
 
-    @property
-    def id(self) -> str:
-        """Identify the sequence among all: the request's id and the index in it."""
-        return f"{self.request.id}/{self.index}"
+    def __post_init__(self) -> None:
+        self.id = f"{self.request.id}/{self.index}"
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -175,6 +182,41 @@ class StepResult:
 
     sequences: tuple[SequenceResult, ...]
     elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What a step added to one sequence; the last one of a sequence carries its finish reason.
+
+    `sequence` is the live object: read counts from it before the next step.
+    """
+
+    sequence: Sequence = field(repr=False)
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+    @property
+    def sequence_id(self) -> str:
+        """Return the sequence's id."""
+        return self.sequence.id
+
+    @property
+    def request_id(self) -> str:
+        """Return the id of the request it belongs to."""
+        return self.sequence.request.id
+
+    @property
+    def index(self) -> int:
+        """Return which of the request's n sequences it is."""
+        return self.sequence.index
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Return how many prompt tokens came from the prefix cache."""
+        return self.sequence.num_cached_tokens
 
 
 class Executor(Protocol):
