@@ -115,7 +115,7 @@ def _linear_part(weight: str) -> WeightPart:
 
 
 def _latent_weights(op: LatentAttention) -> dict[WeightPart, int]:
-    """Count MLA's projections (arXiv 2405.04434, section 2.1); every rank holds the down-projections whole."""
+    """Count MLA's projections (arXiv 2405.04434, section 2.1); each rank holds the down-projections."""
     query = op.num_heads * (op.qk_nope_head_dim + op.qk_rope_head_dim)
     rank = op.q_lora_rank
     queries = op.hidden_size * query if rank is None else rank * (op.hidden_size + query)

@@ -30,11 +30,28 @@ REMEDY = "`mansard gpus` lists all; --hardware-file FILE.toml adds your own"
 # Floor of a small all-reduce over a whole group, seconds. Measured with CUDA graphs: NVLink A100 7 µs, H100
 # 5.6 µs, B200 8 µs (16 KB, 8 ranks); PCIe 25 µs (L40S, small tensors). The others are assumed to lie between.
 LINK_LATENCY_S = {
-    **{"nvlink2": 8e-6, "nvlink3": 7e-6, "nvlink4": 5.6e-6, "nvlink5": 8e-6, "nvlink6": 8e-6},
-    **{"nvlink3-bridge": 7e-6, "nvlink4-bridge": 5.6e-6, "xgmi": 12e-6, "ualink": 10e-6, "ub": 10e-6},
-    **{"ici": 5e-6, "neuronlink": 15e-6, "roce": 20e-6, "connectx": 20e-6},
-    **{"pcie3": 30e-6, "pcie4": 25e-6, "pcie5": 25e-6, "pcie6": 25e-6, "pcie5-x8": 25e-6},
-    **{"upi": 2e-6, "xgmi-socket": 2e-6, "none": 0.0},
+    "nvlink2": 8e-6,
+    "nvlink3": 7e-6,
+    "nvlink4": 5.6e-6,
+    "nvlink5": 8e-6,
+    "nvlink6": 8e-6,
+    "nvlink3-bridge": 7e-6,
+    "nvlink4-bridge": 5.6e-6,
+    "xgmi": 12e-6,
+    "ualink": 10e-6,
+    "ub": 10e-6,
+    "ici": 5e-6,
+    "neuronlink": 15e-6,
+    "roce": 20e-6,
+    "connectx": 20e-6,
+    "pcie3": 30e-6,
+    "pcie4": 25e-6,
+    "pcie5": 25e-6,
+    "pcie6": 25e-6,
+    "pcie5-x8": 25e-6,
+    "upi": 2e-6,
+    "xgmi-socket": 2e-6,
+    "none": 0.0,
 }
 INTER_NODE_LATENCY_S = 20e-6  # RDMA over InfiniBand or RoCE, a small all-reduce (assumed)
 MAX_NODES_DEVICES = 4096
