@@ -1,8 +1,9 @@
 """Tiny random models, one of each family, made with `transformers` and saved as safetensors folders.
 
-They are two to four layers of a few dozen channels with everything a family is known for: grouped heads, windows
-shorter than the test's prompt, soft-caps, biases, sinks, experts, each kind of rope. Weights are larger than a real
-initialization's so that attention and routing are far from uniform. Each model is made once per run.
+They are two to four layers of a few dozen channels with everything a family is known for: grouped heads,
+windows shorter than the test's prompt, soft-caps, biases, sinks, experts, each kind of rope. Weights are
+larger than a real initialization's so that attention and routing are far from uniform. Each model is made
+once per run.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ _paths: dict[str, Path] = {}
 
 
 def tiny_model(family: str, tmp_path: Path) -> Path:
-    """Return the folder of the tiny model `family` (one of `FAMILIES`), made under `tmp_path` at first use."""
+    """Return the folder of the tiny model `family` (one of `FAMILIES`), made in `tmp_path` at first use."""
     path = _paths.get(family)
     if path is None or not path.exists():
         path = tmp_path / family
@@ -175,7 +176,10 @@ def _model(family: str) -> Any:
     config._attn_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(sum(map(ord, family)))
-    tensors = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if "correction" in n}}
+    tensors = {
+        **dict(model.named_parameters()),
+        **{n: b for n, b in model.named_buffers() if "correction" in n},
+    }
     for tensor in tensors.values():
         noise = torch.randn(tensor.shape, generator=generator)
         if tensor.dim() == 1:

@@ -169,8 +169,8 @@ def quantize_kv(x: Array, bits: int) -> tuple[npt.NDArray[np.int8], Array]:
     """
     limit = np.float32(2 ** (bits - 1) - 1)
     scale = np.asarray(np.max(np.abs(x), axis=-1) / limit, np.float32)
-    inverse = np.divide(np.float32(1.0), scale, out=np.zeros_like(scale), where=scale > 0)
-    codes = np.clip(np.rint(x * inverse[..., None]), -limit, limit)
+    divisor = np.where(scale > 0, scale, np.float32(1.0))[..., None]
+    codes = np.where(scale[..., None] > 0, np.clip(np.rint(x / divisor), -limit, limit), 0.0)
     return codes.astype(np.int8), scale
 
 

@@ -139,6 +139,12 @@ def _language_model(config: Mapping[str, object]) -> tuple[str, dict[str, object
 
 def _heads(reader: ConfigReader, family: Family) -> dict[str, int]:
     num_heads = reader.integer("num_attention_heads", 1, 1 << 16)
+    if family.mla:  # all heads share the compressed vector
+        return {
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": num_heads,
+            "head_dim": _mla_head(reader),
+        }
     num_kv_heads = reader.optional_integer("num_key_value_heads", 1, 1 << 16) or num_heads
     if reader.raw("multi_query") is True and not reader.flag("new_decoder_architecture"):
         num_kv_heads = 1  # Falcon-7B
@@ -298,6 +304,6 @@ def _extras(reader: ConfigReader, model_type: str) -> dict[str, object]:
         if reader.number("swiglu_alpha") != 1.702:
             raise ValueError(f"swiglu_alpha is {reader.raw('swiglu_alpha')}; only 1.702 is supported")
         extras["activation_limit"] = reader.positive("swiglu_limit")
-    if reader.has("use_qk_norm"):
+    if reader.has("use_qk_norm") and model_type != "llama4_text":  # Llama 4's has no weights
         extras["qk_norm"] = reader.flag("use_qk_norm")
     return extras

@@ -21,12 +21,13 @@ def read_moe(config: ConfigReader, family: Family, num_layers: int) -> MoeSpec |
     if style is None or count_key is None or config.integer(count_key, 0, _MAX_EXPERTS) == 0:
         return None
     num_experts = config.integer(count_key, 1, _MAX_EXPERTS)
+    own_width = style in ("qwen", "deepseek")
     shared_size = _shared_size(config, family)
     groups = _num_groups(config, num_experts)
     moe = MoeSpec(
         num_experts=num_experts,
         num_experts_per_tok=config.integer("num_experts_per_tok", 1, num_experts),
-        moe_intermediate_size=config.integer(config.has("moe_intermediate_size") or "intermediate_size"),
+        moe_intermediate_size=config.integer("moe_intermediate_size" if own_width else "intermediate_size"),
         num_shared_experts=_num_shared(config, family) if shared_size else 0,
         shared_expert_intermediate_size=shared_size,
         shared_expert_gate=family.shared_expert_gate and shared_size > 0,
