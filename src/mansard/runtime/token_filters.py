@@ -60,7 +60,7 @@ def candidates(row: FloatArray, params: SamplingParams) -> Candidates:
     """
     shifted = row - row.max()
     with np.errstate(over="ignore"):
-        weights = np.exp(shifted / np.float32(max(params.temperature, 1e-30)))
+        weights = np.exp(shifted / np.float32(min(max(params.temperature, 1e-30), 1e30)))
     ids: IntArray | None = None
     if params.min_p > 0.0:
         ids = np.flatnonzero(weights >= np.float32(params.min_p))

@@ -1,0 +1,126 @@
+"""AsyncEngine: the engine for asyncio, as the server uses it.
+
+Steps run in the engine's thread, tokenizing and templates in a small pool, and the event loop only routes
+deltas: one callback per step, however many sequences it had. Leaving a stream early, by closing or cancelling
+it, aborts its request; a request that ended by itself is never aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from mansard.core.engine import EngineStats
+from mansard.runtime.engine_thread import EngineThread
+from mansard.runtime.outputs import SequenceDelta
+from mansard.runtime.prompts import PromptPreparer, Submission
+from mansard.runtime.text_engine import TextEngine
+
+T = TypeVar("T")
+Observe = Callable[[Sequence[SequenceDelta]], None]
+
+_PREPARING_THREADS = 2
+_DRAIN_POLL_S = 0.02
+
+
+class AsyncEngine:
+    """Streams a TextEngine's requests to coroutines of one event loop.
+
+    observe: called in the engine's thread with each step's deltas, for metrics.
+    """
+
+    def __init__(
+        self, engine: TextEngine, observe: Observe | None = None, stall_after_s: float = 120.0
+    ) -> None:
+        self._engine = engine
+        self._observe = observe
+        self._thread = EngineThread(engine, self._deliver, stall_after_s)
+        self._pool = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="mansard-prepare")
+        self._queues: dict[str, asyncio.Queue[SequenceDelta]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Start the engine's thread; call it in the event loop that will consume the streams."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    @property
+    def prompts(self) -> PromptPreparer:
+        """Return what prepares prompts; call its methods through `in_pool`."""
+        return self._engine.prompts
+
+    @property
+    def num_requests(self) -> int:
+        """Return how many streams are open."""
+        return len(self._queues)
+
+    def now(self) -> float:
+        """Return the engine's time in seconds, for arrival times."""
+        return self._engine.now()
+
+    def stats(self) -> EngineStats:
+        """Return the engine's gauges and counters."""
+        return self._engine.stats()
+
+    def health(self) -> str | None:
+        """Return what is wrong with the engine, or None."""
+        return self._thread.health()
+
+    async def in_pool(self, work: Callable[[], T]) -> T:
+        """Run `work` (tokenizing, rendering) off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def stream(self, submission: Submission) -> AsyncGenerator[SequenceDelta, None]:
+        """Submit a request and yield its deltas, of all its sequences as they come, until each has ended."""
+        request_id = submission.request.id
+        if request_id in self._queues:
+            raise ValueError(f"request id {request_id!r} is in use; give each request its own")
+        queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
+        self._queues[request_id] = queue
+        ended = False
+        self._thread.submit(submission)
+        try:
+            while not ended:
+                delta = await queue.get()
+                ended = delta.last
+                yield delta
+        finally:
+            del self._queues[request_id]
+            if not ended:
+                self._thread.abort(request_id)
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix, before the next step."""
+        self._thread.run_between_steps(self._engine.reset_prefix_cache)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until no request is under way; returns False when that takes longer than `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._queues or self._thread.num_under_way:
+                    await asyncio.sleep(_DRAIN_POLL_S)
+                return True
+        return False
+
+    async def stop(self) -> None:
+        """End the thread and the pool; unfinished requests end with the step under way."""
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _deliver(self, deltas: Sequence[SequenceDelta]) -> None:
+        """Hand a step's deltas to the event loop (engine's thread)."""
+        if self._observe is not None:
+            self._observe(deltas)
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to read them
+            self._loop.call_soon_threadsafe(self._route, deltas)
+
+    def _route(self, deltas: Sequence[SequenceDelta]) -> None:
+        """Put each delta into its request's queue (event loop)."""
+        for delta in deltas:
+            queue = self._queues.get(delta.request_id)
+            if queue is not None:
+                queue.put_nowait(delta)
