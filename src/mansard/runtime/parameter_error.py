@@ -15,7 +15,10 @@ _PROMPT_NAMES = {"prompt", "prompt_token_ids"}
 
 
 class ParameterError(ValueError):
-    """A request's parameter is out of its range; `param` is its name in the API, `code` says what kind of fault."""
+    """A request's parameter is out of its range.
+
+    `param` is its name in the API; `code` says what kind of fault it is.
+    """
 
     def __init__(self, param: str | None, message: str, code: str = "invalid_value") -> None:
         super().__init__(message)

@@ -81,7 +81,7 @@ class TextEngine:
         self._under_way[submission.request.id] = _UnderWay(submission, submission.request.params.n)
 
     def abort(self, request_id: str) -> list[SequenceDelta]:
-        """End a request's sequences where they are; returns their last deltas, none when it has ended already."""
+        """End a request's sequences; returns their last deltas, none when it has ended already."""
         return self._deltas(self._engine.abort(request_id))
 
     def step(self) -> list[SequenceDelta]:
