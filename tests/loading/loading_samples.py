@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,27 @@ def safetensors_bytes(header: Any, data: bytes = b"", length: int | None = None)
 
 def random_floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape, dtype=np.float32)
+
+
+def mutate(raw: bytes, rng: random.Random) -> bytes:
+    """Damage a header once: half of the time near its front, where counts and types are."""
+    data = bytearray(raw)
+    at = rng.randrange(len(data)) if rng.random() < 0.5 else rng.randrange(4096)
+    kind = rng.randrange(5)
+    if kind == 0:
+        data[at] ^= 1 << rng.randrange(8)
+    elif kind == 1:
+        del data[at:]
+    elif kind == 2:
+        data[at:at] = rng.randbytes(rng.randrange(1, 16))
+    elif kind == 3:
+        del data[at : at + rng.randrange(1, 16)]
+    else:
+        extreme = rng.choice([0, 1, 2**31, 2**32 - 1, 2**40, 2**61, 2**63, 2**64 - 1])
+        data[at : at + 8] = struct.pack("<Q", extreme)
+    return bytes(data)
+
+
+def mutate_small(raw: bytes, rng: random.Random) -> bytes:
+    padded = mutate(raw.ljust(4097, b"\0"), rng)
+    return padded[: max(1, len(padded) - 4097 + len(raw))]

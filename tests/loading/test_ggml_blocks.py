@@ -45,7 +45,7 @@ def test_encoder_equals_the_gguf_package(kind: str) -> None:
 
 
 # Largest error over a block's largest magnitude. A step errs by half of itself, and by a whole one at the end
-# that has a level less (Q4_0, Q5_0); IQ4_NL's widest gap is 24 of 127 and its top 14 short; MXFP4's scale is a
+# that lacks a level (Q4_0, Q5_0); IQ4_NL's widest gap is 24 of 127 and its top 14 short; MXFP4's scale is a
 # power of two, so a magnitude of up to 8/6 of the top code is cut to it, 1/4 of itself at most.
 BOUNDS = {
     "F32": 0,
@@ -82,7 +82,7 @@ def test_shapes_survive_and_decoding_is_idempotent(kind: str) -> None:
 
 
 def test_mxfp4_values_by_hand() -> None:
-    """Exponent 127 is 1: codes 0..15 read 0, ½, 1, 1½, 2, 3, 4, 6 and their negatives; low nibbles come first."""
+    """Exponent 127 is 1: codes 0..15 read 0, ½, 1, 1½, 2, 3, 4, 6 and their negatives, low nibbles first."""
     codes = bytes(range(16)) + bytes(range(16))
     packed = bytes([127]) + bytes(codes[i] | codes[i + 16] << 4 for i in range(16))
     values = dequantize_bytes(np.frombuffer(packed, np.uint8), "mxfp4")

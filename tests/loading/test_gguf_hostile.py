@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from loading.loading_samples import entry, gguf_bytes, tensor_info, text, write
+from loading.loading_samples import entry, gguf_bytes, mutate, mutate_small, tensor_info, text, write
 
 from mansard.loading.gguf import GgufFile
 from mansard.loading.stored import ModelFileError
@@ -85,25 +85,6 @@ def real_header() -> bytes:
         return file.read(2 << 20)
 
 
-def mutate(raw: bytes, rng: random.Random) -> bytes:
-    """Damage a header once: half of the time near its front, where counts and types are."""
-    data = bytearray(raw)
-    at = rng.randrange(len(data)) if rng.random() < 0.5 else rng.randrange(4096)
-    kind = rng.randrange(5)
-    if kind == 0:
-        data[at] ^= 1 << rng.randrange(8)
-    elif kind == 1:
-        del data[at:]
-    elif kind == 2:
-        data[at:at] = rng.randbytes(rng.randrange(1, 16))
-    elif kind == 3:
-        del data[at : at + rng.randrange(1, 16)]
-    else:
-        extreme = rng.choice([0, 1, 2**31, 2**32 - 1, 2**40, 2**61, 2**63, 2**64 - 1])
-        data[at : at + 8] = struct.pack("<Q", extreme)
-    return bytes(data)
-
-
 def test_mutations_of_a_real_header(tmp_path: Path, real_header: bytes) -> None:
     """SmolLM2's first 2 MiB (its tensors are then truncated) never yields another error, nor opens at all."""
     rng = random.Random(20)
@@ -139,11 +120,6 @@ def test_mutations_of_a_small_file_open_or_are_refused(tmp_path: Path, seed: int
         return
     for tensor in file.tensors.values():
         assert tensor.num_bytes == tensor.format.num_bytes(tensor.num_elements) <= len(raw)
-
-
-def mutate_small(raw: bytes, rng: random.Random) -> bytes:
-    padded = mutate(raw.ljust(4097, b"\0"), rng)
-    return padded[: max(1, len(padded) - 4097 + len(raw))]
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

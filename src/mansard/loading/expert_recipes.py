@@ -64,10 +64,11 @@ def mxfp4_rows(blocks: StoredTensor, scales: StoredTensor, rows: slice) -> Recip
     stored byte holds neighbours (elements 2j and 2j + 1); a record's byte holds elements j and j + 16.
     Raises: ValueError when the two do not fit together.
     """
-    if len(blocks.shape) != 4 or blocks.shape[3] != 16 or blocks.shape[:3] != scales.shape:
+    shaped = len(blocks.shape) == 4 and blocks.shape[3] == 16 and blocks.shape[:3] == scales.shape
+    if not shaped or {blocks.format.name, scales.format.name} != {"U8"}:
         raise ValueError(
             f"{blocks.name} {blocks.shape} and {scales.name} {scales.shape} are not MXFP4; "
-            "[E, rows, in/32, 16] and [E, rows, in/32] are needed"
+            "[E, rows, in/32, 16] and [E, rows, in/32] of U8 are needed"
         )
     num_experts, num_rows, num_groups, _ = blocks.shape
     taken = len(range(*rows.indices(num_rows)))
@@ -102,6 +103,8 @@ def fused_experts(prefix: str, parts: Mapping[str, StoredTensor]) -> dict[str, R
     else:
         recipes |= _fused_dense(prefix, parts["gate_up_proj"], parts["down_proj"])
     if "gate_up_proj_bias" in parts:
+        if len(parts["gate_up_proj_bias"].shape) != 2 or len(parts["down_proj_bias"].shape) != 2:
+            raise ValueError(f"{prefix}: the experts' biases must have two dimensions")
         recipes[f"{prefix}.gate_proj.bias"] = expert_rows(parts["gate_up_proj_bias"], even)
         recipes[f"{prefix}.up_proj.bias"] = expert_rows(parts["gate_up_proj_bias"], odd)
         recipes[f"{prefix}.down_proj.bias"] = as_stored(parts["down_proj_bias"])

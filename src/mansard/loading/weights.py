@@ -218,9 +218,7 @@ def _recipes(path: Path, named: Mapping[str, StoredTensor]) -> dict[str, Recipe]
         for prefix, parts_by_name in fused.items():
             recipes |= fused_experts(prefix, parts_by_name)
     except ValueError as error:
-        raise ModelFileError(
-            path, "experts", str(error), "the checkpoint is damaged or of an unknown layout"
-        ) from None
+        raise ModelFileError(path, "expert weights", "of an unknown layout", str(error)) from None
     _refuse_unreadable(path, recipes)
     return recipes
 
@@ -231,6 +229,8 @@ def _refuse_unreadable(path: Path, recipes: Mapping[str, Recipe]) -> None:
         if recipe.format.name not in readable:
             limit = "weights must be F32, F16 or BF16; use the original checkpoint or a GGUF"
             raise ModelFileError(path, f"dtype of {name}", recipe.format.name, limit)
+        if 0 in recipe.shape:
+            raise ModelFileError(path, f"shape of {name}", recipe.shape, "a weight has at least one element")
 
 
 def _unpermuted(file: GgufFile, named: Mapping[str, StoredTensor]) -> dict[str, Recipe]:
@@ -248,5 +248,5 @@ def _unpermuted(file: GgufFile, named: Mapping[str, StoredTensor]) -> dict[str, 
             try:
                 recipes[name] = unpermuted(tensor, num_heads if match[1] == "q" else num_kv_heads)
             except ValueError as error:
-                raise ModelFileError(file.path, field, str(error), "the file is damaged") from None
+                raise ModelFileError(file.path, field, [num_heads, num_kv_heads], str(error)) from None
     return recipes
