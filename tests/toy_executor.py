@@ -1,7 +1,7 @@
 """A toy model with a real KV store, whose output betrays any mistake of the control plane.
 
-The entry of a token is a hash of every entry before it, read from the blocks that the plan's table names, and of the
-token. A wrong table, a missed copy, a stale cached block or a wrong position changes every later token.
+The entry of a token is a hash of every entry before it, read from the blocks that the plan's table names,
+and of the token. A wrong table, a missed copy, a stale block or a wrong position changes every later token.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class ToyExecutor:
     def _copy(self, plan: StepPlan) -> None:
         sources = [source for source, _ in plan.block_copies]
         targets = [target for _, target in plan.block_copies]
-        assert len(set(targets)) == len(targets) and not set(sources) & set(targets), "copies depend on their order"
+        assert len(set(targets)) == len(targets), "two copies into one block"
+        assert not set(sources) & set(targets), "copies depend on their order"
         for source, target in plan.block_copies:
             for offset in range(self.block_size):
                 self.slots.pop((target, offset), None)
@@ -132,12 +133,12 @@ def expected_output(request: Request, index: int, max_length: int) -> tuple[list
 class World:
     """An engine over the toy model that checks the laws after every step."""
 
-    def __init__(self, config: SchedulerConfig, num_blocks: int, block_size: int = 4, **engine_options: object) -> None:
+    def __init__(self, config: SchedulerConfig, num_blocks: int, block_size: int = 4, **options) -> None:
         self.clock = VirtualClock()
         self.executor = ToyExecutor(block_size, self.clock)
         self.blocks = BlockManager(num_blocks, block_size, config.enable_prefix_caching)
         self.scheduler = Scheduler(config, self.blocks)
-        self.engine = Engine(self.executor, self.scheduler, self.clock, [EOS], VOCAB, **engine_options)
+        self.engine = Engine(self.executor, self.scheduler, self.clock, [EOS], VOCAB, **options)
         self.requests: dict[str, Request] = {}
         self.tokens: dict[str, list[int]] = {}
         self.logprobs: dict[str, list[float]] = {}
@@ -200,7 +201,7 @@ class World:
 
 
 def check_laws(scheduler: Scheduler) -> None:
-    """Blocks are conserved, counts match tables, computed ≤ known, running is sorted and waiting holds nothing."""
+    """Blocks conserved, counts match tables, computed ≤ known, running sorted, waiting holds nothing."""
     blocks, running = scheduler.blocks, scheduler.running
     counts = [0] * blocks.num_blocks
     for sequence in running:

@@ -1,7 +1,7 @@
 """Admission: what a request must satisfy before anything is scheduled.
 
-A value that reaches a step unchecked can write outside its row of the batch or wait for blocks that do not exist;
-here it is refused by name, with the limit and the remedy.
+A value that reaches a step unchecked can write outside its row of the batch or wait for blocks that do not
+exist; here it is refused by name, with the limit and the remedy.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def validate(params: SamplingParams, vocab_size: int | None) -> None:
     _check_number("top_p", params.top_p, 0.0, 1.0)
     _require(params.top_p > 0.0, "top_p", params.top_p, "above 0 (1 turns it off)")
     _check_number("min_p", params.min_p, 0.0, 1.0)
-    _check_number("repetition_penalty", params.repetition_penalty, 0.0, None)
-    _require(params.repetition_penalty > 0.0, "repetition_penalty", params.repetition_penalty, "above 0 (1: off)")
+    penalty = params.repetition_penalty
+    _check_number("repetition_penalty", penalty, 0.0, None)
+    _require(penalty > 0.0, "repetition_penalty", penalty, "above 0 (1 turns it off)")
     _check_number("presence_penalty", params.presence_penalty, -2.0, 2.0)
     _check_number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     _check_int("top_k", params.top_k, -1, vocab_size)
@@ -78,7 +79,7 @@ def _check_fits(request: Request, scheduler: Scheduler) -> None:
         )
     if (num_blocks := blocks.blocks_for(num_tokens)) > blocks.num_blocks:
         raise ValueError(
-            f"prompt has {num_tokens:,} tokens, which need {num_blocks:,} KV blocks of {blocks.block_size} tokens; "
+            f"prompt has {num_tokens:,} tokens and needs {num_blocks:,} KV blocks of {blocks.block_size}; "
             f"the pool has {blocks.num_blocks:,} (give the KV cache more memory or shorten the prompt)"
         )
 
@@ -90,8 +91,8 @@ def _check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int | None
         raise ValueError(f"{name} holds a {kind}; token ids must be whole numbers")
     low, high = min(token_ids, default=0), max(token_ids, default=0)
     if low < 0 or (vocab_size is not None and high >= vocab_size):
-        limit = "at least 0" if vocab_size is None else f"between 0 and {vocab_size - 1:,}, the model's vocabulary"
-        raise ValueError(f"{name} holds token id {low if low < 0 else high}; ids must be {limit}")
+        limit = "" if vocab_size is None else f" and at most {vocab_size - 1:,}, the last of the vocabulary"
+        raise ValueError(f"{name} holds token id {low if low < 0 else high}; ids must be at least 0{limit}")
 
 
 def _check_number(name: str, value: float, low: float, high: float | None) -> None:
@@ -103,8 +104,13 @@ def _check_number(name: str, value: float, low: float, high: float | None) -> No
 
 def _check_int(name: str, value: int, low: int, high: int | None) -> None:
     """Refuse what is no whole number between two bounds."""
-    limit = f"a whole number of at least {low}" if high is None else f"a whole number between {low} and {high:,}"
-    _require(type(value) is int and low <= value and (high is None or value <= high), name, value, limit)
+    limit = f"of at least {low}" if high is None else f"between {low} and {high:,}"
+    _require(
+        type(value) is int and low <= value and (high is None or value <= high),
+        name,
+        value,
+        f"a whole number {limit}",
+    )
 
 
 def _check_count(name: str, count: int, limit: int) -> None:

@@ -1,8 +1,8 @@
 """BatchGate: when waiting sequences may join. The batching policies differ here and nowhere else.
 
-    continuous   whenever a slot is free
-    static       a batch of those who wait, run to completion, then the next
-    dynamic      the same, but the batch waits until it is full or its window is over (NVIDIA Triton's delayed batching)
+- continuous: whenever a slot is free;
+- static: a batch of those who wait, run to completion, then the next;
+- dynamic: the same, but a batch waits until it is full or its window is over (as in NVIDIA Triton).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BatchGate:
         return min(free_slots, self._members_to_come)
 
     def ready_at(self, num_waiting: int, now: float) -> float:
-        """Return when the waiting sequences may form a batch, nothing running: now, or the end of the window."""
+        """Return when a batch may form, nothing running: now, or at the end of the window."""
         if num_waiting >= self._batch_size:
             return now
         return max(now, self._opened_s + self._window_s)

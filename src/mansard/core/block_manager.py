@@ -1,17 +1,18 @@
 """BlockManager: which KV block belongs to whom.
 
-The KV cache is a pool of fixed-size blocks (PagedAttention, arXiv 2309.06180). A sequence's table lists the blocks
-that hold its tokens; tables may share blocks, which are counted, and a block is written only while one table has it.
+The KV cache is a pool of fixed-size blocks (PagedAttention, arXiv 2309.06180). A sequence's table lists the
+blocks that hold its tokens; tables may share blocks, which are counted, and a block is written only while one
+table has it.
 
     tokens   0 ........ bs ........ 2·bs ...... computed ... known
     table   [  block 9   |  block 4   |  block 7    |  block 2  ]
              registered: full, computed,  full soon    being filled
              named by its prefix hash
 
-A full block is registered in the prefix cache under the hash of all tokens up to its end. A second sequence that
-computes the same block gives its own up for the registered one, so a registered block's parent is held by whoever
-holds the block. Freed in reverse order, children therefore leave the cache before their parents, and a block's parent
-is known by its id, which lets a hit be verified exactly: same tokens, same parent.
+A full block is registered in the prefix cache under the hash of all tokens up to its end. A second sequence
+that computes the same block gives its own up for the registered one, so a registered block's parent is held
+by whoever holds the block. Freed in reverse order, children therefore leave the cache before their parents,
+and a block's parent is known by its id, which lets a hit be verified exactly: same tokens, same parent.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class _Registration:
 class BlockManager:
     """Allocates, shares, registers and evicts KV blocks.
 
-    hash_seed: key of the prefix hashes. fingerprint: what changes KV beside tokens and salt (see `prefix_hash`).
-    prefix_hash: replaces the hash of those two. `allocate` may only be called after `can_allocate` said yes.
+    hash_seed: key of the prefix hashes. fingerprint: what changes KV beside tokens and salt (see
+    `prefix_hash`). prefix_hash: replaces the hash of those two. `allocate` may only be called after
+    `can_allocate` said yes.
 
     Raises: ValueError for an empty pool or block.
     """
@@ -112,14 +114,15 @@ class BlockManager:
         parent: _Parent = sequence.request.cache_salt
         for index in range((len(known) - 1) // size):
             block_id = self._block_of_hash.get(self._hash(sequence, index))
-            if block_id is None or not self._holds(block_id, parent, known[index * size : (index + 1) * size]):
+            token_ids = known[index * size : (index + 1) * size]
+            if block_id is None or not self._holds(block_id, parent, token_ids):
                 break
             hits.append(block_id)
             parent = block_id
         return hits
 
     def can_allocate(self, hits: list[int], num_blocks: int, num_spare: int = 0) -> bool:
-        """Say whether a table of `hits` and new blocks, `num_blocks` in all, leaves `num_spare` blocks free."""
+        """Say whether a table of `num_blocks` blocks, `hits` among them, leaves `num_spare` free."""
         num_needed = num_blocks - len(hits) + num_spare
         if num_needed > self.num_free_blocks:
             return False
@@ -138,9 +141,9 @@ class BlockManager:
     # Growth: extend before a step, take_copies with it, register after it.
 
     def extend(self, sequence: Sequence, start: int, end: int) -> bool:
-        """Make the tokens [start, end) writable: own the block of `start`, have blocks up to `end`; or change nothing.
+        """Make the tokens [start, end) writable, or change nothing when there is no room; returns which.
 
-        A shared block at `start` is replaced by a copy of it (copy-on-write). Returns whether there was room.
+        Blocks up to `end` are added; a shared block at `start` is replaced by a copy of it (copy-on-write).
         """
         table, size = sequence.block_ids, self.block_size
         first = start // size
@@ -171,7 +174,7 @@ class BlockManager:
         return copies
 
     def register(self, sequence: Sequence) -> None:
-        """Name the full computed blocks of `sequence` in the prefix cache, and share those that are known already."""
+        """Put the full computed blocks of `sequence` into the prefix cache; share those it knows already."""
         if not self.enable_prefix_caching:
             return
         table, size = sequence.block_ids, self.block_size
@@ -179,7 +182,8 @@ class BlockManager:
             parent: _Parent = table[index - 1] if index else sequence.request.cache_salt
             if index and self._registrations[table[index - 1]] is None:
                 return  # the cache was reset, or a hash collided: what follows cannot be found either
-            name, token_ids = self._hash(sequence, index), sequence.token_ids[index * size : (index + 1) * size]
+            name = self._hash(sequence, index)
+            token_ids = sequence.token_ids[index * size : (index + 1) * size]
             block_id = self._block_of_hash.setdefault(name, table[index])
             if block_id == table[index]:
                 if self._registrations[block_id] is None:
@@ -206,7 +210,7 @@ class BlockManager:
     # The end.
 
     def free(self, sequence: Sequence) -> None:
-        """Give a table's blocks back, last first, so that the ends of prefixes are evicted before their beginnings."""
+        """Give a table's blocks back, last first: ends of prefixes are evicted before their beginnings."""
         for block_id in reversed(sequence.block_ids):
             self._release(block_id)
         sequence.block_ids.clear()
@@ -221,14 +225,15 @@ class BlockManager:
         self._evictable.clear()
 
     def check(self) -> None:
-        """Assert the pool's laws: every block in one place, registered ones found, parents outliving children."""
+        """Assert the pool's laws: each block in one place, registered ones found, parents kept."""
         unused = [*self._free, *self._evictable]
         assert sorted(unused) == [b for b, count in enumerate(self._ref_counts) if count == 0]
         assert all(self._registrations[b] is None for b in self._free)
         registered = {r.hash: b for b, r in enumerate(self._registrations) if r is not None}
         assert registered == self._block_of_hash
         for registration in filter(None, self._registrations):
-            assert not isinstance(registration.parent, int) or self._registrations[registration.parent] is not None
+            if isinstance(registration.parent, int):
+                assert self._registrations[registration.parent] is not None
 
     def _take(self) -> int:
         """Hand out a free block, evicting the least recently used registered one when there is no other."""

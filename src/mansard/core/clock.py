@@ -1,7 +1,8 @@
 """Clocks: where the control plane's time comes from.
 
-The scheduler is told the time and never asks for it. A real run reads the machine's clock; a simulated one moves a
-`VirtualClock` by what each step costs. `core` imports no `time`: the wall clock's source is handed in.
+The scheduler is told the time and never asks for it. A real run reads the machine's clock; a simulated one
+moves a `VirtualClock` by what each step costs. `core` imports no `time`: the wall clock's source is handed
+in.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """SchedulerConfig: the limits and the batching policy of a scheduler, checked once and never changed.
 
-A policy is a set of parameters, not another scheduler, so that what each one costs can be measured on the same code.
+A policy is a set of parameters, not another scheduler, so that what each one costs can be measured on the
+same code.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ KvReservation = Literal["paged", "contiguous"]
 class SchedulerConfig:
     """What a step may hold and how batches form.
 
-    policy: `continuous` admits whenever there is room; `static` takes up to `batch_size` waiting sequences and runs
-    them to completion before it takes more; `dynamic` is static that first waits until the batch is full or
-    `batch_window_s` is over. kv_reservation: `paged` takes blocks as a sequence grows; `contiguous` reserves
-    `max_model_len` tokens for each when it is admitted.
+    policy: `continuous` admits whenever there is room; `static` takes up to `batch_size` waiting sequences
+    and runs them to completion before it takes more; `dynamic` is static that first waits until the batch is
+    full or `batch_window_s` is over. kv_reservation: `paged` takes blocks as a sequence grows; `contiguous`
+    reserves `max_model_len` tokens for each when it is admitted.
 
     Raises: ValueError naming the value, its limit and the remedy.
     """
@@ -41,9 +42,9 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        _require(self.policy in get_args(Policy), "policy", self.policy, f"one of {get_args(Policy)}")
-        reservations = get_args(KvReservation)
-        _require(self.kv_reservation in reservations, "kv_reservation", self.kv_reservation, f"one of {reservations}")
+        for name, choices in (("policy", get_args(Policy)), ("kv_reservation", get_args(KvReservation))):
+            value = getattr(self, name)
+            _require(value in choices, name, value, f"one of {', '.join(choices)}")
         _require(0.0 <= self.min_decode_share < 1.0, "min_decode_share", self.min_decode_share, "in [0, 1)")
         _require(0.0 <= self.watermark < 1.0, "watermark", self.watermark, "in [0, 1)")
         _require(self.batch_window_s >= 0.0, "batch_window_s", self.batch_window_s, "at least 0")
@@ -62,7 +63,8 @@ class SchedulerConfig:
 
     def _check_optional_limits(self) -> None:
         threshold, size = self.long_prefill_token_threshold, self.batch_size
-        _require(threshold is None or threshold >= 1, "long_prefill_token_threshold", threshold, "at least 1, or None")
+        is_valid = threshold is None or threshold >= 1
+        _require(is_valid, "long_prefill_token_threshold", threshold, "at least 1, or None")
         _require(
             size is None or 1 <= size <= self.max_num_seqs,
             "batch_size",
@@ -74,13 +76,13 @@ class SchedulerConfig:
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_seqs is {self.max_num_seqs} but a step holds max_num_batched_tokens = "
-                f"{self.max_num_batched_tokens} tokens, one per sequence at least; raise it or lower max_num_seqs"
+                f"{self.max_num_batched_tokens} tokens, at least one each; raise it or lower max_num_seqs"
             )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}, but without chunked prefill a step must "
-                f"hold a whole prompt of up to max_model_len = {self.max_model_len} tokens; raise it to that or "
-                "enable chunked prefill"
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, but without chunked prefill a step "
+                f"holds whole prompts of up to max_model_len = {self.max_model_len} tokens; raise the former "
+                "or enable chunked prefill"
             )
         if self.kv_reservation == "contiguous" and self.enable_prefix_caching:
             raise ValueError(

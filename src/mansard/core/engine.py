@@ -1,7 +1,8 @@
 """Engine: requests in, tokens out, one step at a time.
 
-It joins the scheduler, which decides what a step computes, with an executor, which makes time pass: by computing, or
-by moving a virtual clock. The engine has no thread, no text and no tensor; whoever owns it calls `step` in a loop.
+It joins the scheduler, which decides what a step computes, with an executor, which makes time pass: by
+computing, or by moving a virtual clock. The engine has no thread, no text and no tensor; whoever owns it
+calls `step` in a loop.
 
     add ─▶ schedule ─▶ execute ─▶ update ─▶ outputs
 """
@@ -51,8 +52,8 @@ class EngineStats:
 class Engine:
     """Runs requests to their end; each sequence ends exactly once, with a reason.
 
-    eos_token_ids: end a sequence unless it ignores them. vocab_size: bounds token ids; None leaves them unchecked
-    (length-only simulations). drafter: proposes tokens to verify (speculative decoding).
+    eos_token_ids: end a sequence unless it ignores them. vocab_size: bounds token ids; None leaves them
+    unchecked (length-only simulations). drafter: proposes tokens to verify (speculative decoding).
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Engine:
         return self.scheduler.abort(request_id)
 
     def finish(self, sequence_id: str, reason: FinishReason = FinishReason.STOP) -> SequenceOutput | None:
-        """End one sequence, as a matched stop string does; returns its last output, None when it has ended already."""
+        """End one sequence, as a stop string does; returns its last output, None if it had ended."""
         return self.scheduler.finish(sequence_id, reason)
 
     def has_unfinished(self) -> bool:
@@ -95,13 +96,14 @@ class Engine:
         return self.scheduler.num_unfinished > 0
 
     def next_wakeup(self) -> float | None:
-        """Return the clock time at which `step` has work: now, the end of a batch's window, or None for never."""
+        """Return when `step` has work: now, at the end of a batch's window, or None for never."""
         return self.scheduler.next_wakeup(self.clock.now())
 
     def step(self) -> list[SequenceOutput]:
         """Run one step; returns what sequences gained, nothing when no sequence can run now.
 
-        A sequence whose answer is an error ends alone; when the executor raises, all sequences of the step end.
+        A sequence whose answer is an error ends alone; when the executor raises, all sequences of the step
+        end.
         """
         if self._drafter is not None:
             self._draft(self._drafter)
@@ -139,7 +141,7 @@ class Engine:
         """Execute a plan and check that each of its sequences was answered."""
         result = self.executor.execute(plan)
         if len(result.sequences) != len(plan.sequences):
-            raise RuntimeError(f"the executor answered {len(result.sequences)} of {len(plan.sequences)} sequences")
+            raise RuntimeError(f"{len(result.sequences)} answers to {len(plan.sequences)} sequences")
         return result
 
     def _draft(self, drafter: Drafter) -> None:

@@ -1,9 +1,9 @@
 """Prefix hashes: one name for a block of tokens and all that came before it.
 
-A block's keys and values depend on every earlier token, on the model and on the KV format, so its name chains the
-parent's hash and starts from a root that covers the rest. Keyed BLAKE2b (RFC 7693) with a personalization per
-purpose, 128 bits: a root can never equal a block, and who does not know the seed cannot aim for a collision. The
-block manager compares tokens on every hit all the same.
+A block's keys and values depend on every earlier token, on the model and on the KV format, so its name chains
+the parent's hash and starts from a root that covers the rest. Keyed BLAKE2b (RFC 7693) with a personalization
+per purpose, 128 bits: a root can never equal a block, and who does not know the seed cannot aim for a
+collision. The block manager compares tokens on every hit all the same.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class PrefixHash(Protocol):
 class Blake2PrefixHash:
     """Prefix hashes for one model, KV format and process.
 
-    seed: the key, at most 64 bytes; take it at random in a server, fixed for a reproducible run. fingerprint: all that
-    changes KV beside the tokens: model file contents, weight and KV formats, adapters.
+    seed: the key, at most 64 bytes; take it at random in a server, fixed for a reproducible run. fingerprint:
+    all that changes KV beside the tokens: model file contents, weight and KV formats, adapters.
     """
 
     def __init__(self, seed: bytes = b"", fingerprint: str = "") -> None:

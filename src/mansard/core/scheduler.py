@@ -1,12 +1,14 @@
 """Scheduler: which tokens run in this step.
 
-There is no prefill and no decode phase. Every step, each sequence lets `num_computed_tokens` catch up with its known
-tokens (and unverified drafts) under one token budget, those that run already first. A prompt longer than the budget
-is thereby chunked; a prefix hit starts ahead; a preempted sequence starts over and catches up; a rejected draft falls
-behind by itself. Source of the rule: the vLLM v1 scheduler; chunking beside decodes: Sarathi-Serve (arXiv 2403.02310).
+There is no prefill and no decode phase. Every step, each sequence lets `num_computed_tokens` catch up with
+its known tokens (and unverified drafts) under one token budget, those that run already first. A prompt longer
+than the budget is thereby chunked; a prefix hit starts ahead; a preempted sequence starts over and catches
+up; a rejected draft falls behind by itself. Source of the rule: the vLLM v1 scheduler; chunking beside
+decodes: Sarathi-Serve (arXiv 2403.02310).
 
-`running` is sorted by rank, so that the sequence to preempt is always the last and never one that this step has
-already planned. A sequence is admitted with blocks for all its known tokens: prompts never preempt anyone midway.
+`running` is sorted by rank, so that the sequence to preempt is always the last and never one that this step
+has already planned. A sequence is admitted with blocks for all its known tokens: prompts never preempt anyone
+midway.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from bisect import insort
 from dataclasses import dataclass
 from operator import attrgetter
 
+from mansard.core.answers import accept, fault, fresh_prompt_logprobs
 from mansard.core.batch_gate import BatchGate
 from mansard.core.block_manager import BlockManager
 from mansard.core.config import SchedulerConfig
-from mansard.core.stopping import accept
 from mansard.core.types import (
     FinishReason,
     Request,
@@ -29,7 +31,6 @@ from mansard.core.types import (
     SequenceStatus,
     StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 from mansard.core.waiting_queue import WaitingQueue
 
@@ -59,8 +60,9 @@ class Scheduler:
         self._num_reserved_blocks = blocks.blocks_for(config.max_model_len)
         if config.kv_reservation == "contiguous" and self._num_reserved_blocks > blocks.num_blocks:
             raise ValueError(
-                f"max_model_len is {config.max_model_len}, whose contiguous reservation is {self._num_reserved_blocks} "
-                f"blocks; the pool has {blocks.num_blocks} (lower max_model_len or use paged)"
+                f"max_model_len is {config.max_model_len}, whose contiguous reservation is "
+                f"{self._num_reserved_blocks} blocks; the pool has {blocks.num_blocks} "
+                "(lower max_model_len or use kv_reservation='paged')"
             )
         self.config = config
         self.blocks = blocks
@@ -71,8 +73,8 @@ class Scheduler:
         self.max_length = min(config.max_model_len, blocks.num_blocks * blocks.block_size + 1)
         self._num_spare_blocks = int(config.watermark * blocks.num_blocks)
         self._sequences: dict[str, Sequence] = {}
-        self._siblings: dict[str, list[Sequence]] = {}  # request id → those that wait for the first one's prompt
         self._requests: dict[str, list[Sequence]] = {}  # request id → its unfinished sequences
+        self._siblings: dict[str, list[Sequence]] = {}  # … → those that wait for the first one's prompt
         self._num_added = 0
         self._gate = BatchGate(config)
 
@@ -114,7 +116,7 @@ class Scheduler:
         return len(self._sequences)
 
     def next_wakeup(self, now: float) -> float | None:
-        """Return when `schedule` has work if nothing is added before: now, a window's end, or None for never."""
+        """Return when `schedule` has work if nothing is added: now, a window's end, or None for never."""
         if self.running:
             return now
         if not self.waiting:
@@ -124,7 +126,7 @@ class Scheduler:
     # A step: schedule, execute elsewhere, update.
 
     def schedule(self, now: float) -> StepPlan | None:
-        """Plan the next step; None when nothing can run now. Each plan must be answered by `update` before the next."""
+        """Plan the next step; None when nothing can run now. `update` or `fail` must answer each plan."""
         budget = self._open_budget()
         planned: list[ScheduledSequence] = []
         if self._plan_running(planned, budget):
@@ -132,7 +134,9 @@ class Scheduler:
         copies = self.blocks.take_copies()
         return StepPlan(tuple(planned), copies) if planned else None
 
-    def update(self, plan: StepPlan, result: StepResult, eos_token_ids: frozenset[int]) -> list[SequenceOutput]:
+    def update(
+        self, plan: StepPlan, result: StepResult, eos_token_ids: frozenset[int]
+    ) -> list[SequenceOutput]:
         """Take in a step's answers; returns what each sequence gained, in the plan's order.
 
         A sequence that ended while the step ran is passed over.
@@ -221,20 +225,20 @@ class Scheduler:
             planned.append(_plan(sequence, start, num_tokens, 0))
 
     def _chunk(self, num_tokens: int, budget: _Budget) -> int:
-        """Return how many of `num_tokens` prompt tokens this step computes; 0 when a whole prompt has no room."""
+        """Return how many of `num_tokens` this step computes; 0 when an unchunked prompt has no room."""
         config = self.config
         if not config.enable_chunked_prefill:
             return num_tokens if num_tokens <= budget.prefill else 0
         return min(num_tokens, budget.prefill, config.long_prefill_token_threshold or num_tokens)
 
     def _num_drafts(self, sequence: Sequence, budget: _Budget) -> int:
-        """Drop the drafts that find no budget or would be cut off by the sequence's length; return how many stay."""
+        """Drop drafts beyond the budget or the sequence's length; return how many stay."""
         drafts = sequence.draft_token_ids
         del drafts[max(0, min(budget.drafts, sequence.max_length - len(sequence.token_ids) - 1)) :]
         return len(drafts)
 
     def _match(self, sequence: Sequence) -> list[int]:
-        """Find the prefix hits a sequence may use: none when its prompt's log-probabilities must be computed."""
+        """Find the prefix hits a sequence may use: none when its whole prompt must be scored."""
         return [] if sequence.request.params.prompt_logprobs is not None else self.blocks.match(sequence)
 
     def _num_blocks_to_admit(self, sequence: Sequence) -> int:
@@ -272,7 +276,7 @@ class Scheduler:
             self.running.append(sequence)
 
     def _preempt_last(self) -> Sequence:
-        """Take the blocks of the running sequence of highest rank; its tokens stay known and are computed again."""
+        """Take the last running sequence's blocks; its tokens stay known and are computed again."""
         sequence = self.running.pop()
         self.blocks.free(sequence)
         sequence.num_computed_tokens = 0
@@ -289,7 +293,7 @@ class Scheduler:
         self._gate.expect()
 
     def _fork(self, parent: Sequence) -> None:
-        """Let the siblings share the computed prompt; each recomputes its last token, to sample for itself."""
+        """Let siblings share the computed prompt; each recomputes its last token to sample for itself."""
         siblings = self._siblings.pop(parent.request.id)
         for sibling in siblings:
             if len(self.running) >= self.config.max_num_seqs:
@@ -334,21 +338,20 @@ class Scheduler:
         eos_token_ids: frozenset[int],
     ) -> SequenceOutput | None:
         """Move one sequence on by what its step computed and sampled."""
-        error = answer.error or _error(scheduled, answer)
-        if error is not None:
+        if (error := fault(scheduled, answer)) is not None:
             return self._finish(sequence, FinishReason.ERROR, error)
         sequence.draft_token_ids.clear()
         tokens, reason = answer.token_ids, None
         if scheduled.num_logits:
             tokens, reason = accept(sequence, answer.token_ids, eos_token_ids)
-            # The last sampled token has no KV yet; those before it were computed, as drafts if not as known tokens.
+            # The last sampled token has no KV yet; those before it were computed as drafts.
             sequence.num_computed_tokens = len(sequence.token_ids) - 1
         else:
             sequence.num_computed_tokens = scheduled.start + len(scheduled.token_ids)
             if sequence.num_computed_tokens >= sequence.max_length:
                 reason = FinishReason.LENGTH  # max_tokens = 0: the prompt alone was asked for
         self._settle_blocks(sequence)
-        prompt_logprobs = _new_prompt_logprobs(sequence, scheduled, answer) if answer.prompt_logprobs else ()
+        prompt_logprobs = fresh_prompt_logprobs(sequence, scheduled, answer) if answer.prompt_logprobs else ()
         if reason is not None:
             self._finish(sequence, reason)
         elif not tokens and not prompt_logprobs:
@@ -356,13 +359,13 @@ class Scheduler:
         return SequenceOutput(sequence, tokens, answer.logprobs[: len(tokens)], prompt_logprobs, reason)
 
     def _settle_blocks(self, sequence: Sequence) -> None:
-        """Share what the step has computed: full blocks with everyone, a finished prompt with the siblings."""
+        """Share what is computed: full blocks with everyone, a whole prompt with the siblings."""
         num_computed = sequence.num_computed_tokens
         if num_computed >= (sequence.num_registered_blocks + 1) * self.blocks.block_size:
             self.blocks.register(sequence)
-        if sequence.index == 0 and self._siblings and num_computed >= sequence.num_prompt_tokens:
-            if sequence.request.id in self._siblings:
-                self._fork(sequence)
+        has_siblings = self._siblings and sequence.index == 0 and sequence.request.id in self._siblings
+        if has_siblings and num_computed >= sequence.num_prompt_tokens:
+            self._fork(sequence)
 
 
 def _plan(sequence: Sequence, start: int, num_tokens: int, num_drafts: int) -> ScheduledSequence:
@@ -379,25 +382,5 @@ def _plan(sequence: Sequence, start: int, num_tokens: int, num_drafts: int) -> S
     table = sequence.block_table
     if table is None:
         table = sequence.block_table = tuple(sequence.block_ids)
-    return ScheduledSequence(sequence.id, start, tokens, table, num_logits, sequence.request, sequence.index, known)
-
-
-def _error(scheduled: ScheduledSequence, answer: SequenceResult) -> str | None:
-    """Say what is wrong with an answer's length, if anything."""
-    if len(answer.token_ids) > scheduled.num_logits:
-        return f"the executor sampled {len(answer.token_ids)} tokens from {scheduled.num_logits} logits"
-    if scheduled.num_logits and not answer.token_ids:
-        return f"the executor sampled no token from {scheduled.num_logits} logits"
-    return None
-
-
-def _new_prompt_logprobs(
-    sequence: Sequence, scheduled: ScheduledSequence, answer: SequenceResult
-) -> tuple[TokenLogprobs, ...]:
-    """Return the log-probabilities not handed out before: a preempted prompt is computed again.
-
-    Entry j scores position start + 1 + j, so that the entries handed out are those of positions 1, 2, … in order.
-    """
-    fresh = answer.prompt_logprobs[max(0, sequence.num_prompt_logprobs - scheduled.start) :]
-    sequence.num_prompt_logprobs += len(fresh)
-    return fresh
+    request, index = sequence.request, sequence.index
+    return ScheduledSequence(sequence.id, start, tokens, table, num_logits, request, index, known)

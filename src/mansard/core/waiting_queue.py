@@ -1,7 +1,7 @@
 """WaitingQueue: sequences that hold no KV yet, the one to run next at the front.
 
-One heap ordered by rank serves first-come-first-served and priorities alike, and puts a preempted sequence back at
-its old place. Removal is lazy, so that a client who leaves costs O(1).
+One heap ordered by rank serves first-come-first-served and priorities alike, and puts a preempted sequence
+back at its old place. Removal is lazy, so that a client who leaves costs O(1).
 """
 
 from __future__ import annotations
