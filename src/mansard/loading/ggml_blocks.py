@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 from mansard.loading.stored import Bytes, Floats, StoredTensor
 
 Blocks = NDArray[Any]  # an array of packed block records
-ELEMENTS_PER_SLICE = 1 << 20
+ELEMENTS_PER_SLICE = 1 << 17  # 512 KiB of float32: temporaries stay in the L2 cache
 
-IQ4_NL_VALUES = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32
-)
+IQ4_NL_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
 
 LAYOUTS: dict[str, np.dtype[np.void]] = {

@@ -76,6 +76,8 @@ class MappedFile:
         except (OSError, ValueError) as error:
             raise ModelFileError(path, "file", str(error), "it must be a readable, non-empty file") from None
         self.size = len(self.map)
+        if hasattr(mmap, "MADV_SEQUENTIAL"):
+            self.map.madvise(mmap.MADV_SEQUENTIAL)  # weights are read front to back, once
 
     def view(self, offset: int, num_bytes: int) -> Bytes:
         """Return the `num_bytes` bytes from `offset` on, which lie inside the file, as a view on the map."""
