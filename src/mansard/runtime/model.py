@@ -7,7 +7,7 @@ one around a toy executor and a toy tokenizer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mansard.core.config import SchedulerConfig
 from mansard.core.types import Executor
@@ -32,12 +32,15 @@ class EngineOptions:
     kv_dtype: str = "auto"
     num_threads: int | None = None
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int = 512
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
     enable_prefix_caching: bool = True
     seed: int = 0
+    chat_template: str | None = None  # a built-in name, a file or a template's text; None: the model's own
+    activations: Literal["int8", "float32"] = "int8"  # what quantized weights are multiplied with
+    isa: str = ""  # portable, avx2 or avx512; "": the best this processor runs
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "num_threads", "block_size", "num_blocks", "kv_cache_bytes"):
@@ -82,14 +85,6 @@ def load(model: str, options: EngineOptions) -> LoadedModel:
 
     Raises: ValueError or OSError, saying what is wrong with the model or the options.
     """
-    from mansard.runtime.executor import load_model
+    from mansard.runtime.loader import load_model
 
-    return load_model(
-        model,
-        max_model_len=options.max_model_len,
-        kv_dtype=options.kv_dtype,
-        num_threads=options.num_threads,
-        block_size=options.block_size,
-        num_blocks=options.num_blocks,
-        kv_cache_bytes=options.kv_cache_bytes,
-    )
+    return load_model(model, options)
