@@ -425,3 +425,26 @@ def send_work(layout: Layout, hidden_size: int, shape: StepShape, formats: Forma
             collective="send",
         )
     ]
+
+
+def resident_weight_bytes(op: Op, formats: Formats, layout: Layout) -> float:
+    """Return the bytes of weights an op keeps on one rank (all experts, not the touched ones; norms left out)."""
+    if isinstance(op, Embed):
+        return op.vocab_size * op.hidden_size * formats.activation_bytes
+    one = StepShape(num_decodes=1.0, decode_context=1.0)
+    works = work_of(op, 1, one, formats, layout)
+    if isinstance(op, MoE):
+        touched = float(touched_experts(op.num_experts, op.top_k, float(layout.data_parallel)))
+        return sum(float(w.weight_bytes) * (op.num_experts / touched if w.kind == "moe" else 1.0) for w in works)
+    return sum(float(w.weight_bytes) for w in works)
+
+
+def kv_bytes_per_token(op: Op, formats: Formats) -> float:
+    """Return the KV-cache bytes an op keeps for one token of context on one rank, windows not considered."""
+    match op:
+        case Attention():
+            return 2.0 * op.num_kv_heads * op.head_dim * formats.kv_bytes
+        case LatentAttention():
+            return (op.kv_lora_rank + op.qk_rope_head_dim) * formats.kv_bytes
+        case _:
+            return 0.0

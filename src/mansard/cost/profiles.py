@@ -40,7 +40,7 @@ class FamilyConstants:
     elementwise_floor_s: float
     elementwise_memory: float
     moe_floor_s: float
-    moe_memory: float
+    moe_memory: Mapping[str, float] = field(hash=False)
     moe_compute: float
     linear_attention_floor_s: float
     calibrated: bool
@@ -52,14 +52,16 @@ class EngineConstants:
     """What an engine adds and how it schedules. Units: seconds, tokens.
 
     `floor_scale` multiplies every kernel floor (launch by CUDA graph: 1), `memory_scale` every memory
-    efficiency. `first_token_*` is a request's fixed cost before its first token: tokenize, admit, sample,
-    stream. `burst_share` is the share of a closed-loop benchmark's requests that arrive together.
+    efficiency. `first_token_*` is a request's fixed cost before its first token: tokenize, admit, sample, stream.
+    `burst_share` is the share of a closed loop's requests that arrive together, `lockstep_share` the same when all
+    requests have equal lengths, so that a batch that began together ends together.
     """
 
     step_overhead_s: float
     sequence_overhead_s: float
     first_token_s: float
     first_token_layer_s: float
+    first_token_moe_layer_s: float
     floor_scale: float
     memory_scale: float
     compute_scale: float
@@ -67,6 +69,7 @@ class EngineConstants:
     max_num_batched_tokens: int
     max_num_seqs: int
     burst_share: float
+    lockstep_share: float
     calibrated: bool
     source: str
 
@@ -152,13 +155,19 @@ def link_constants() -> Mapping[str, LinkConstants]:
     return {kind: LinkConstants(**entry) for kind, entry in _table("links").items()}
 
 
+def family_name(hardware: HardwareSpec) -> str:
+    """Return the family whose constants a hardware uses: its exact architecture where it has its own."""
+    exact = hardware.architecture.lower()
+    return exact if exact in _table("families") else hardware.family
+
+
 def profile_for(hardware: HardwareSpec, engine: str = "vllm") -> Profile:
     """Return the profile of an engine on a hardware's architecture family.
 
     Raises: ValueError for an unknown engine.
     """
-    family, host = family_constants(hardware.family), engine_constants(engine)
-    name = f"{ENGINE_ALIASES.get(engine.lower(), engine.lower())} on {hardware.family}"
+    family, host = family_constants(family_name(hardware)), engine_constants(engine)
+    name = f"{ENGINE_ALIASES.get(engine.lower(), engine.lower())} on {family_name(hardware)}"
     return Profile(name, family, host, link_constants(), family.calibrated and host.calibrated)
 
 

@@ -19,10 +19,17 @@ import numpy as np
 
 from mansard.cost.collectives import collective_time
 from mansard.cost.formats import Formats, PartFormat, PrecisionPlan, resolve_formats
-from mansard.cost.op_cost import Layout, Work, send_work, work_of
+from mansard.cost.op_cost import (
+    Layout,
+    Work,
+    kv_bytes_per_token,
+    resident_weight_bytes,
+    send_work,
+    work_of,
+)
 from mansard.cost.profiles import Profile
 from mansard.cost.shape import Number, StepShape, largest
-from mansard.program.ops import AllGather, AllReduce, Linear, Op, Program
+from mansard.program.ops import AllGather, AllReduce, Linear, MoE, Op, Program
 from mansard.specs.hardware import HardwareSpec
 
 Bound = Literal["compute", "memory", "floor", "network"]
@@ -142,6 +149,8 @@ class PricedProgram:
         self.hardware, self.profile, self.precision = hardware, profile, precision
         self.formats: Formats = resolve_formats(precision, hardware)
         self.groups: tuple[tuple[Op, int], ...] = tuple(_group(program.ops))
+        self.num_layers = max(program.layers, default=-1) + 1
+        self.num_expert_layers = sum(isinstance(op, MoE) for op in program.ops)
         self.hidden_size = max((op.in_features for op in program.ops if isinstance(op, Linear)), default=0)
 
     def step(self, shape: StepShape) -> StepCost:
@@ -155,6 +164,24 @@ class PricedProgram:
     def time(self, shape: StepShape) -> Number:
         """Return how long one step takes. Units: seconds."""
         return self.step(shape).time_s
+
+    @property
+    def resident_weight_bytes(self) -> float:
+        """Return the bytes of weights on one rank. Units: bytes."""
+        stages = self.layout.pipeline_parallel
+        whole = sum(n * resident_weight_bytes(op, self.formats, self.layout) for op, n in self.groups)
+        return whole / stages
+
+    def kv_capacity_tokens(self, memory_fraction: float = 0.9, reserved_bytes: float = 4e9) -> float:
+        """Return how many tokens of context one data-parallel rank's cache holds beside the weights.
+
+        `reserved_bytes` are activations, graphs and the runtime; sliding windows are counted as full layers, so this
+        is a lower bound. The memory ledger is exact; this serves when only speed is asked for. Units: tokens.
+        """
+        stages = self.layout.pipeline_parallel
+        per_token = sum(n * kv_bytes_per_token(op, self.formats) for op, n in self.groups) / stages
+        free = memory_fraction * self.hardware.visible_memory_bytes - self.resident_weight_bytes - reserved_bytes
+        return max(free, 0.0) / per_token if per_token else float("inf")
 
     def _cost(self, work: Work) -> OpCost:
         if work.kind == "network":
@@ -194,7 +221,7 @@ def _efficiencies(work: Work, part: PartFormat, profile: Profile) -> tuple[float
             compute = family.gemm_compute[part.rate]
         case "moe":
             floor, compute = family.moe_floor_s, family.moe_compute * family.gemm_compute[part.rate]
-            memory = family.moe_memory * family.gemm_memory[part.width]
+            memory = family.moe_memory[part.width]
         case "decode_attention":
             floor, compute = family.decode_attention_floor_s, 0.5
             memory = family.decode_attention_memory
