@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -30,6 +30,7 @@ def test_the_largest_value_of_a_head_is_kept(x: np.ndarray) -> None:
     np.testing.assert_allclose(back, largest, rtol=1e-6, atol=1e-30)
 
 
+@settings(deadline=None)
 @given(arrays(np.float32, 64, elements=st.floats(-(2.0**127), 2.0**127, width=32)))
 def test_round_bf16_equals_torch(x: np.ndarray) -> None:
     import torch

@@ -17,16 +17,15 @@ MAX_TOKENS = 1 << 31  # longest context believed
 
 @dataclass(frozen=True, slots=True)
 class ConfigReader:
-    """A configuration and the defaults of its family; a key that is missing or null takes the default."""
+    """A configuration and the defaults of its family; a missing key takes the default, a null one is none."""
 
     values: Mapping[str, object]
     defaults: Mapping[str, object] = field(default_factory=dict)
     source: str = "config.json"
 
     def raw(self, key: str) -> object:
-        """Return what stands under `key`, the family's default, or None."""
-        value = self.values.get(key)
-        return self.defaults.get(key) if value is None else value
+        """Return what stands under `key`, or the family's default, or None."""
+        return self.values[key] if key in self.values else self.defaults.get(key)
 
     def has(self, *keys: str) -> str | None:
         """Return the first of `keys` that has a value."""

@@ -35,6 +35,16 @@ LAYER_TYPES: Mapping[str, LayerType] = {
     "chunked_attention": "chunked",
     "linear_attention": "linear",
 }
+_NULLABLE = frozenset(  # null says "none" here, as in `transformers`; elsewhere null is as good as missing
+    {
+        "attention_chunk_size",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "head_dim",
+        "num_key_value_heads",
+        "sliding_window",
+    }
+)
 _OTHER_NAMES = {  # what Falcon and OPT call things
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
@@ -134,7 +144,7 @@ def _language_model(config: Mapping[str, object]) -> tuple[str, dict[str, object
     for other, ours in _OTHER_NAMES.items():
         if values.get(other) is not None:
             values.setdefault(ours, values[other])
-    return model_type, values
+    return model_type, {k: v for k, v in values.items() if v is not None or k in _NULLABLE}
 
 
 def _heads(reader: ConfigReader, family: Family) -> dict[str, int]:

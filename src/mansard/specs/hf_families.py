@@ -8,7 +8,7 @@ data here too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 LayerRule = Literal[
@@ -59,6 +59,9 @@ _QWEN_HYBRID = _defaults(
     full_attention_interval=4,
     norm_topk_prob=True,
 )
+_QWEN_HYBRID_MOE = _defaults(
+    _QWEN_HYBRID, moe_intermediate_size=512, shared_expert_intermediate_size=512, num_experts_per_tok=8
+)
 _GEMMA = _defaults(
     _COMMON,
     hidden_activation="gelu_pytorch_tanh",
@@ -105,13 +108,14 @@ _DEEPSEEK_V3 = _defaults(
     n_group=8,
     topk_group=4,
     norm_topk_prob=True,
+    num_nextn_predict_layers=1,
 )
 _GEMMA_FIXED = _defaults(norm_unit_offset=True, sandwich_norms=True)
 _PLAIN_MLP = _defaults(gated_mlp=False)
 
 _LLAMA_FAMILY = Family(_LLAMA)
 _QWEN3_NEXT = Family(
-    _QWEN_HYBRID,
+    _defaults(_QWEN_HYBRID_MOE, num_experts=512, num_experts_per_tok=10),
     _defaults(qk_norm=True, norm_unit_offset=True, attention_output_gate=True),
     "linear",
     moe="qwen",
@@ -220,8 +224,10 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v3": _DEEPSEEK_V3_FAMILY,
     "kimi_k2": _DEEPSEEK_V3_FAMILY,
     "qwen3_next": _QWEN3_NEXT,
-    "qwen3_5_text": _QWEN3_NEXT,
-    "qwen3_5_moe_text": _QWEN3_NEXT,
+    "qwen3_5_text": replace(_QWEN3_NEXT, defaults=_defaults(_QWEN_HYBRID, vocab_size=248_320)),
+    "qwen3_5_moe_text": replace(
+        _QWEN3_NEXT, defaults=_defaults(_QWEN_HYBRID_MOE, vocab_size=248_320, num_experts=256)
+    ),
     "glm4_moe": Family(
         _defaults(
             _LLAMA,
@@ -232,12 +238,17 @@ FAMILIES: Mapping[str, Family] = {
             num_key_value_heads=8,
             first_k_dense_replace=1,
             n_shared_experts=1,
+            n_routed_experts=128,
+            num_nextn_predict_layers=1,
+            num_experts_per_tok=8,
+            moe_intermediate_size=1408,
             norm_topk_prob=True,
         ),
         moe="deepseek",
         scoring="sigmoid",
         score_correction_bias=True,
         output_bias=False,
+        runnable=False,
     ),
     "minimax": Family(
         _defaults(_MIXTRAL, linear_conv_kernel_dim=1), layer_rule="linear", moe="mixtral", runnable=False
@@ -249,6 +260,7 @@ FAMILIES: Mapping[str, Family] = {
             max_position_embeddings=196_608,
             rms_norm_eps=1e-6,
             rope_theta=5e6,
+            head_dim=128,
             num_local_experts=256,
             num_experts_per_tok=8,
         ),
