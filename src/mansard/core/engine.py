@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mansard.core import types
+from mansard.core import stretch, types
 from mansard.core.admission import check_request
 from mansard.core.scheduler import Scheduler
 from mansard.core.types import Clock, Executor, FinishReason, Request, SequenceOutput, StepPlan, StepResult
@@ -119,6 +119,23 @@ class Engine:
         outputs = self.scheduler.update(plan, result, self.eos_token_ids)
         self._num_output_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
+
+    def num_quiet_steps(self, outputs_are_new: bool = False) -> int:
+        """Return how many next steps decode one token of each running sequence and change nothing else.
+
+        See `stretch.num_quiet_steps` for what it takes.
+        """
+        if self._drafter is not None:
+            return 0
+        return stretch.num_quiet_steps(self.scheduler, self.clock.now(), outputs_are_new)
+
+    def skip_steps(self, num_steps: int, token_ids: Iterable[Sequence[int]]) -> None:
+        """Take quiet steps at once, in a simulation; `token_ids`: for each running sequence, one per step."""
+        stretch.skip(self.scheduler, num_steps, token_ids)
+        num_tokens = num_steps * len(self.scheduler.running)
+        self._num_steps += num_steps
+        self._num_computed_tokens += num_tokens
+        self._num_output_tokens += num_tokens
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the engine's gauges and counters."""

@@ -123,6 +123,19 @@ class Scheduler:
             return None
         return self._gate.ready_at(len(self.waiting), now)
 
+    def admits_nobody(self, now: float, hits_stay: bool) -> bool:
+        """Say whether no waiting sequence can join before a running one ends.
+
+        hits_stay: nothing that is computed until then becomes a prefix hit or turns out to be known.
+        """
+        if self._gate.room(len(self.running), len(self.waiting), now) <= 0:
+            return True
+        if self.config.policy != "continuous" or not (hits_stay or not self.config.enable_prefix_caching):
+            return False  # the next step may close the batch; a new hit may make room
+        sequence = self.waiting.peek()
+        num_blocks = self._num_blocks_to_admit(sequence)
+        return not self.blocks.can_allocate(self._match(sequence), num_blocks, self._num_spare_blocks)
+
     # A step: schedule, execute elsewhere, update.
 
     def schedule(self, now: float) -> StepPlan | None:

@@ -1,0 +1,73 @@
+"""Stretches: runs of steps whose plans are known without making them.
+
+Between two events (a request comes or ends, a prompt is computed, blocks run out) every step decodes one token of
+each running sequence. A simulation takes such a stretch at once; the scheduler is left exactly as if it had stepped,
+but for which of the free blocks it took. A real run has no use for this, and the scheduler knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mansard.core import types
+from mansard.core.block_manager import BlockManager
+from mansard.core.scheduler import Scheduler
+
+
+def num_quiet_steps(scheduler: Scheduler, now: float, outputs_are_new: bool = False) -> int:
+    """Return how many next steps decode one token of each running sequence and change nothing else.
+
+    It holds while no request is added or ended from outside and no sampled token ends a sequence. With a prefix cache
+    and a sequence that waits for blocks, it also takes that no block to be generated is known already, for a known
+    one is shared and frees its double: say so with `outputs_are_new`, or the answer is 0 there.
+    """
+    running = scheduler.running
+    if not running or not all(_only_decodes(sequence, scheduler.blocks) for sequence in running):
+        return 0
+    if scheduler.waiting and not scheduler.admits_nobody(now, outputs_are_new):
+        return 0
+    # The step in which a sequence reaches its length must be a real one.
+    num_steps = min(sequence.max_length - len(sequence.token_ids) for sequence in running) - 1
+    return _fitting_steps(running, scheduler.blocks, num_steps)
+
+
+def skip(scheduler: Scheduler, num_steps: int, token_ids: Iterable[Sequence[int]]) -> None:
+    """Take `num_steps` quiet steps at once; `token_ids` has each running sequence's next tokens, one per step."""
+    blocks = scheduler.blocks
+    for sequence, tokens in zip(scheduler.running, token_ids, strict=True):
+        assert len(tokens) == num_steps
+        start = sequence.num_computed_tokens
+        had_room = blocks.extend(sequence, start, start + num_steps)
+        assert had_room, "more steps than num_quiet_steps"
+        sequence.token_ids.extend(tokens)
+        sequence.num_computed_tokens = start + num_steps
+    for sequence in scheduler.running:
+        if sequence.num_computed_tokens >= (sequence.num_registered_blocks + 1) * blocks.block_size:
+            blocks.register(sequence)
+
+
+def _only_decodes(sequence: types.Sequence, blocks: BlockManager) -> bool:
+    """Say whether a sequence's next step computes one token into a block of its own, and forks nobody."""
+    start = sequence.num_computed_tokens
+    if len(sequence.token_ids) - start != 1 or sequence.draft_token_ids:
+        return False
+    if sequence.request.params.n > 1 and sequence.num_output_tokens == 0:
+        return False
+    index = start // blocks.block_size
+    return index >= len(sequence.block_ids) or blocks.ref_count(sequence.block_ids[index]) == 1
+
+
+def _fitting_steps(running: list[types.Sequence], blocks: BlockManager, num_steps: int) -> int:
+    """Return how many of `num_steps` steps find free blocks, by bisection."""
+
+    def fit(steps: int) -> bool:
+        num_new = 0
+        for s in running:
+            num_new += max(0, blocks.blocks_for(s.num_computed_tokens + steps) - len(s.block_ids))
+        return num_new <= blocks.num_free_blocks
+
+    low, high = 0, max(0, num_steps)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fit(middle) else (low, middle - 1)
+    return low
