@@ -24,6 +24,7 @@ Observe = Callable[[Sequence[SequenceDelta]], None]
 
 _PREPARING_THREADS = 2
 _DRAIN_POLL_S = 0.02
+_STOP_LIMIT_S = 10.0  # for a step that does not end
 
 
 class AsyncEngine:
@@ -32,9 +33,7 @@ class AsyncEngine:
     observe: called in the engine's thread with each step's deltas, for metrics.
     """
 
-    def __init__(
-        self, engine: TextEngine, observe: Observe | None = None, stall_after_s: float = 120.0
-    ) -> None:
+    def __init__(self, engine: TextEngine, observe: Observe | None = None, stall_after_s: float = 120.0) -> None:
         self._engine = engine
         self._observe = observe
         self._thread = EngineThread(engine, self._deliver, stall_after_s)
@@ -73,23 +72,30 @@ class AsyncEngine:
         """Run `work` (tokenizing, rendering) off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def stream(self, submission: Submission) -> AsyncGenerator[SequenceDelta, None]:
-        """Submit a request and yield its deltas, of all its sequences as they come, until each has ended."""
-        request_id = submission.request.id
-        if request_id in self._queues:
-            raise ValueError(f"request id {request_id!r} is in use; give each request its own")
+    async def stream(self, *submissions: Submission) -> AsyncGenerator[SequenceDelta, None]:
+        """Submit requests and yield the deltas of all their sequences as they come, until each has ended.
+
+        Raises: ValueError when a request's id is in use.
+        """
         queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
-        self._queues[request_id] = queue
-        ended = False
-        self._thread.submit(submission)
+        open_ids: set[str] = set()
         try:
-            while not ended:
+            for submission in submissions:
+                request_id = submission.request.id
+                if request_id in self._queues:
+                    raise ValueError(f"request id {request_id!r} is in use; give each request its own")
+                self._queues[request_id] = queue
+                open_ids.add(request_id)
+                self._thread.submit(submission)
+            while open_ids:
                 delta = await queue.get()
-                ended = delta.last
+                if delta.last:
+                    open_ids.discard(delta.request_id)
+                    del self._queues[delta.request_id]
                 yield delta
         finally:
-            del self._queues[request_id]
-            if not ended:
+            for request_id in open_ids:
+                del self._queues[request_id]
                 self._thread.abort(request_id)
 
     async def reset_prefix_cache(self) -> None:
@@ -107,7 +113,7 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """End the thread and the pool; unfinished requests end with the step under way."""
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.stop, _STOP_LIMIT_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _deliver(self, deltas: Sequence[SequenceDelta]) -> None:

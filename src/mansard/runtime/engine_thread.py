@@ -109,7 +109,7 @@ class EngineThread:
             except Exception as error:
                 logger.exception("the engine failed")
                 self._failure = f"the engine failed: {type(error).__name__}: {error}"
-                deltas.extend(self._fail_all())
+                deltas.extend(self._end_all(self._failure))
             finally:
                 self._busy_since_s = None
             for delta in deltas:
@@ -117,6 +117,8 @@ class EngineThread:
                     self._under_way.pop(delta.request_id, None)
             if deltas:
                 self._deliver(deltas)
+        if self._under_way:
+            self._deliver(self._end_all("the engine was stopped"))
 
     def _wait_for_work(self) -> list[Command]:
         """Sleep until there is a command or a step to run; return the commands."""
@@ -140,10 +142,9 @@ class EngineThread:
         self._under_way[request.id] = request.params.n
         return ()
 
-    def _fail_all(self) -> Sequence[SequenceDelta]:
-        failure = self._failure or ""
-        deltas = [d for request_id, n in self._under_way.items() for d in _errors(request_id, n, failure)]
-        return deltas
+    def _end_all(self, error: str) -> list[SequenceDelta]:
+        """Answer every request under way with an error."""
+        return [d for request_id, n in self._under_way.items() for d in _errors(request_id, n, error)]
 
 
 def _errors(request_id: str, n: int, error: str) -> list[SequenceDelta]:
