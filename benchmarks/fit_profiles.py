@@ -53,16 +53,17 @@ ENGINE_PRIORS: dict[str, tuple[float, float, float]] = {
     "sequence_overhead_s": (0.8, 1e-7, 5e-5),
     "first_token_s": (1.0, 1e-3, 0.5),
     "first_token_layer_s": (1.0, 1e-6, 5e-3),
-    "first_token_moe_layer_s": (1.0, 1e-6, 1e-2),
+    "first_token_moe_layer_s": (1.5, 1e-6, 1e-2),
     "burst_share": (0.7, 0.02, 1.0),
     "lockstep_share": (0.7, 0.02, 1.0),
+    "slot_wait": (1.0, 0.01, 2.0),
     "memory_scale": (0.05, 0.6, 1.1),
     "compute_scale": (0.05, 0.6, 1.1),
 }
 EAGER = {"floor_scale": (1.0, 0.5, 60.0), "memory_scale": (0.2, 0.35, 1.1), "step_overhead_s": (0.8, 1e-5, 3e-2)}
 LINK_PRIORS: dict[str, tuple[float, float, float]] = {
-    "latency_s": (0.3, 1e-6, 8e-5),
-    "bus_efficiency": (0.3, 0.05, 1.0),
+    "latency_s": (0.15, 1e-6, 8e-5),
+    "bus_efficiency": (0.15, 0.05, 1.0),
 }
 FAMILIES = ("ampere", "ada", "hopper", "blackwell", "blackwell (gb202)", "cdna3")
 ENGINES = ("vllm", "vllm-v0", "sglang", "trtllm")

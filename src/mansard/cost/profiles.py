@@ -54,7 +54,8 @@ class EngineConstants:
     `floor_scale` multiplies every kernel floor (launch by CUDA graph: 1), `memory_scale` every memory
     efficiency. `first_token_*` is a request's fixed cost before its first token: tokenize, admit, sample, stream.
     `burst_share` is the share of a closed loop's requests that arrive together, `lockstep_share` the same when all
-    requests have equal lengths, so that a batch that began together ends together.
+    requests have equal lengths, so that a batch that began together ends together; then `slot_wait` of a
+    request waits on average for a running one to end.
     """
 
     step_overhead_s: float
@@ -70,6 +71,7 @@ class EngineConstants:
     max_num_seqs: int
     burst_share: float
     lockstep_share: float
+    slot_wait: float
     calibrated: bool
     source: str
 

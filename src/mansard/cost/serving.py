@@ -1,208 +1,204 @@
-"""Serving in closed form: TTFT, TPOT and throughput of a load, from the price of a few steps.
+"""Serving estimates: everything a table or a search needs to know about one deployment under one load.
 
-In the steady state of continuous batching every decode step also carries D/OSL of a prompt, D being the sequences that
-decode; leaving that out is the largest error a planner can make. TTFT is queueing: a share of a benchmark's requests
-arrives together and waits for each other's prompts, the rest meets the prompts already being computed. What no closed
-form gets right (bursts, preemption, prefix trees) is the simulator's business.
-
-Sources: interference and its weight, `docs/cost-model.md`; M/D/1 wait, Pollaczek–Khinchine; speculative decoding,
-Leviathan et al. (arXiv 2211.17192), eq. 1.
+`estimate` prices a model on a number of devices and answers with TTFT, TPOT, throughput, utilization, energy and what
+limits, each best value with its published interval. Concurrency may be an array: one call, a whole curve.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from mansard.cost.energy import joules_per_token
+from mansard.cost.formats import PrecisionPlan
+from mansard.cost.op_cost import Layout
+from mansard.cost.profiles import Interval, interval_for, profile_for
 from mansard.cost.roofline import PricedProgram
-from mansard.cost.shape import Number, StepShape, largest, smallest
+from mansard.cost.shape import Number, largest
+from mansard.cost.steady_state import Load, Service, Speculation, serve
+from mansard.program.decoder import decoder
+from mansard.specs.hardware import HardwareSpec
+from mansard.specs.model import ModelSpec
 
-ITERATIONS = 3  # of TPOT → decoding sequences → TPOT; the change after three is below 1 %
-MAX_UTILIZATION = 0.9  # of the prompt queue in the M/D/1 wait: a closed loop never diverges
-
-
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """Speculative decoding: `num_drafts` a step, each accepted with probability `acceptance`.
-
-    `draft_cost` is a draft's time as a share of a step's (0 for n-gram lookup).
-    """
-
-    num_drafts: int
-    acceptance: float
-    draft_cost: float = 0.0
-
-    def tokens_per_step(self) -> float:
-        """Return the tokens a step yields in expectation: (1 − a^(k+1)) / (1 − a).
-
-        Source: Leviathan et al. (arXiv 2211.17192), eq. 1.
-        """
-        if self.acceptance >= 1.0:
-            return self.num_drafts + 1.0
-        return float((1.0 - self.acceptance ** (self.num_drafts + 1)) / (1.0 - self.acceptance))
+OFFLINE_CONCURRENCY = 1e6  # more than any cache holds: the queue never runs dry
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What is asked of one replica. Units: tokens, requests in flight; every number may be an array.
+class Band:
+    """A predicted number with the ends of its published residuals (10 % of measurements lie beyond each)."""
 
-    `cached_tokens` of a prompt are found in the prefix cache. `burst_share`: of the requests, how many arrive together
-    (None: the engine profile's, that of a closed loop; 0: spread out). `equal_lengths`: all requests are as long. `capacity_tokens`: the KV cache's.
+    low: Number
+    best: Number
+    high: Number
+
+
+@dataclass(frozen=True, slots=True)
+class ServingEstimate:
+    """How a deployment serves a load. Units: seconds, tokens per second, joules, shares of the peak.
+
+    Every number is a scalar or an array over `concurrency`. `mbu` is the weights and KV a decode step must read over
+    its time and the peak bandwidth; `mfu` the FLOPs of prompts and outputs together over time and peak.
     """
 
+    model: str
+    hardware: str
+    profile: str
+    num_devices: int
+    num_replicas: int
+    layout: Layout
+    precision: PrecisionPlan
     input_tokens: Number
     output_tokens: Number
     concurrency: Number
-    cached_tokens: Number = 0.0
-    burst_share: float | None = None
-    equal_lengths: bool = False
-    capacity_tokens: Number | None = None
-    speculation: Speculation | None = None
-    static: bool = False  # one batch: all prompts first, then all decode
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """How a replica serves a load. Units: seconds, tokens per second of the whole replica, requests.
-
-    `itl_s` is a step without a prompt (the median gap between tokens), `tpot_s` the mean with them.
-    """
-
-    ttft_s: Number
-    tpot_s: Number
+    ttft_s: Band
+    tpot_s: Band
     itl_s: Number
-    prefill_s: Number
-    queue_s: Number
+    e2e_s: Number
+    output_tokens_per_s: Band
     running: Number
-    decoding: Number
-    output_tokens_per_s: Number
-    step_flops: Number
-    step_bytes: Number
+    queue_s: Number
+    mbu: Number
+    mfu: Number
+    joules_per_token: Number | None
+    capacity_tokens: Number
     bound: str
+    calibrated: bool
 
     @property
     def tokens_per_s_per_user(self) -> Number:
-        """Return what one user sees: 1 / TPOT."""
-        return 1.0 / self.tpot_s
+        """Return what one user sees once tokens flow: 1 / TPOT."""
+        return 1.0 / self.tpot_s.best
+
+    @property
+    def tokens_per_s_per_device(self) -> Number:
+        """Return output tokens per second of one device."""
+        return self.output_tokens_per_s.best / self.num_devices
+
+    @property
+    def requests_per_s(self) -> Number:
+        """Return completed requests per second."""
+        return self.output_tokens_per_s.best / self.output_tokens
+
+    def usd_per_million_tokens(self, usd_per_device_hour: float) -> Number:
+        """Return what a million output tokens cost at a price per device and hour."""
+        return usd_per_device_hour * self.num_devices / 3600.0 / self.output_tokens_per_s.best * 1e6
 
 
-def serve(priced: PricedProgram, load: Load) -> Service:
-    """Return how `priced` serves `load` in the steady state (or as one static batch).
+def model_class(spec: ModelSpec) -> str:
+    """Return the class whose published error applies: dense, moe or mla."""
+    return "mla" if spec.mla is not None else "moe" if spec.moe is not None else "dense"
 
-    Units: see `Service`. All ranks of the replica are counted; data-parallel ranks share the load evenly.
+
+def priced_program(
+    spec: ModelSpec, hardware: HardwareSpec, layout: Layout, precision: PrecisionPlan, engine: str = "vllm"
+) -> PricedProgram:
+    """Return `spec` prepared for pricing.
+
+    Raises: ValueError when the layout does not divide the model, the format cannot run or the engine is unknown.
     """
-    if load.static:
-        return _serve_static(priced, load)
-    engine, layout = priced.profile.engine, priced.layout
-    per_rank = load.concurrency / float(layout.data_parallel)
-    running = smallest(per_rank, float(engine.max_num_seqs))
-    if load.capacity_tokens is not None:
-        running = smallest(running, largest(load.capacity_tokens / (load.input_tokens + load.output_tokens), 1.0))
-    prompt = largest(load.input_tokens - load.cached_tokens, 1.0)
-    chunk = smallest(prompt, float(engine.max_num_batched_tokens))
-    num_chunks, start = prompt / chunk, load.cached_tokens + (prompt - chunk) / 2.0
-    alone = _prefill_step(priced, load, chunk, start)
-    decoding: Number = running
-    fixed = engine.first_token_s + engine.first_token_layer_s * priced.num_layers
-    fixed += engine.first_token_moe_layer_s * priced.num_expert_layers
-    for _ in range(ITERATIONS):
-        itl, mixed = _steps(priced, load, decoding, chunk, start, alone)
-        yielded = load.speculation.tokens_per_step() if load.speculation else 1.0
-        steps = largest(load.output_tokens / yielded, 1.0)
-        shared = 1.0 - _burst_share(priced, load) / 2.0  # a burst waits half of its prompts before the first token
-        tpot = (itl + shared * decoding * num_chunks / steps * (mixed - itl)) / yielded
-        first = num_chunks * mixed + itl / 2.0 + fixed
-        lifetime = load.output_tokens * tpot
-        decoding = largest(running * lifetime / (lifetime + first), smallest(running, 1.0))
-    queue = _queue(priced, load, running, decoding, num_chunks, chunk, start, (itl, mixed, tpot))
-    waiting = (per_rank - running) / running * (first + lifetime)
-    cost = priced.step(_decode_shape(priced, load, decoding))
-    ttft = first + queue + waiting
-    rate = load.concurrency * load.output_tokens / (ttft + lifetime)
-    return Service(
-        ttft, tpot, itl, num_chunks * mixed, queue + waiting, running, decoding, rate, cost.flops,
-        cost.weight_bytes + cost.kv_bytes, cost.bound,
+    program = decoder(spec, tensor_parallel=layout.tensor_parallel)
+    return PricedProgram(program, hardware, profile_for(hardware, engine), precision, layout)
+
+
+def estimate(
+    spec: ModelSpec,
+    hardware: HardwareSpec,
+    *,
+    input_tokens: Number,
+    output_tokens: Number,
+    concurrency: Number,
+    num_devices: int | None = None,
+    layout: Layout | None = None,
+    precision: PrecisionPlan | None = None,
+    engine: str = "vllm",
+    cached_tokens: Number = 0.0,
+    burst_share: float | None = None,
+    speculation: Speculation | None = None,
+    capacity_tokens: Number | None = None,
+    static: bool = False,
+    priced: PricedProgram | None = None,
+) -> ServingEstimate:
+    """Return how `num_devices` (default: one replica) serve `concurrency` requests in flight.
+
+    Replicas share the load evenly. `capacity_tokens` is the KV cache of one data-parallel rank (default: a rough
+    count; the memory ledger's is exact). `priced` saves rebuilding the program.
+
+    Raises: ValueError when the devices are not a whole number of replicas, or as `priced_program`.
+    """
+    layout = layout or Layout(tensor_parallel=num_devices or 1)
+    devices = num_devices or layout.num_ranks
+    if devices % layout.num_ranks:
+        raise ValueError(
+            f"{devices} devices are not a whole number of replicas of {layout.num_ranks}; "
+            f"choose a multiple of {layout.num_ranks}"
+        )
+    replicas = devices // layout.num_ranks
+    precision = precision or PrecisionPlan()
+    priced = priced or priced_program(spec, hardware, layout, precision, engine)
+    capacity = priced.kv_capacity_tokens() if capacity_tokens is None else capacity_tokens
+    load = Load(
+        input_tokens, output_tokens, largest(concurrency / float(replicas), 1.0), cached_tokens, burst_share,
+        capacity_tokens=capacity, speculation=speculation, static=static,
     )  # fmt: skip
-
-
-def _serve_static(priced: PricedProgram, load: Load) -> Service:
-    """Return how one batch runs when all its prompts are computed first and all sequences decode together."""
-    batch = load.concurrency / float(priced.layout.data_parallel)
-    prompt = largest(load.input_tokens - load.cached_tokens, 1.0)
-    budget = float(priced.profile.engine.max_num_batched_tokens)
-    prefill = _packed_prefill(priced, prompt, load.cached_tokens, smallest(prompt, budget)) * batch
-    cost = priced.step(_decode_shape(priced, load, batch))
-    yielded = load.speculation.tokens_per_step() if load.speculation else 1.0
-    tpot = cost.time_s / yielded
-    total = prefill + (load.output_tokens - 1.0) * tpot
-    rate = load.concurrency * load.output_tokens / total
-    return Service(
-        prefill, tpot, cost.time_s, prefill, 0.0 * prefill, batch, batch, rate, cost.flops,
-        cost.weight_bytes + cost.kv_bytes, cost.bound,
-    )  # fmt: skip
-
-
-def _decode_shape(priced: PricedProgram, load: Load, decoding: Number) -> StepShape:
-    """Return the mean decode step: contexts are halfway through their output; pipeline stages split the batch."""
-    drafts = load.speculation.num_drafts if load.speculation else 0
-    return StepShape(
-        num_decodes=decoding / float(priced.layout.pipeline_parallel),
-        decode_context=load.input_tokens + load.output_tokens / 2.0,
-        decode_tokens=1.0 + drafts,
+    found = serve(priced, load)
+    mbu, mfu = utilization(priced, load, found)
+    rate = found.output_tokens_per_s * replicas
+    kind, profile = model_class(spec), priced.profile
+    return ServingEstimate(
+        spec.name or spec.model_type,
+        hardware.name,
+        profile.name,
+        devices,
+        replicas,
+        layout,
+        precision,
+        input_tokens,
+        output_tokens,
+        concurrency,
+        _band(found.ttft_s, interval_for("ttft", kind, profile)),
+        _band(found.tpot_s, interval_for("tpot", kind, profile)),
+        found.itl_s,
+        found.ttft_s + load.output_tokens * found.tpot_s,
+        _band(rate, interval_for("throughput", kind, profile)),
+        found.running * replicas * layout.data_parallel,
+        found.queue_s,
+        mbu,
+        mfu,
+        joules_per_token(hardware, devices, mbu, mfu, rate),
+        capacity,
+        found.bound,
+        profile.calibrated,
     )
 
 
-def _steps(
-    priced: PricedProgram, load: Load, decoding: Number, chunk: Number, start: Number, alone: Number
-) -> tuple[Number, Number]:
-    """Return the time of a decode step without and with one prompt chunk (run in it, or before it)."""
-    shape = _decode_shape(priced, load, decoding)
-    draft = 1.0 + load.speculation.num_drafts * load.speculation.draft_cost if load.speculation else 1.0
-    itl = priced.time(shape) * draft
-    if not priced.profile.engine.mixes_prefill:
-        return itl, itl + alone
-    mixed = StepShape(
-        shape.num_decodes, shape.decode_context, shape.decode_tokens, 1.0 + 0.0 * decoding, chunk, start
-    )
-    return itl, priced.time(mixed) * draft
+def offline_throughput(
+    spec: ModelSpec, hardware: HardwareSpec, *, input_tokens: Number, output_tokens: Number, layout: Layout,
+    precision: PrecisionPlan, engine: str = "vllm", capacity_tokens: Number | None = None,
+) -> ServingEstimate:
+    """Return the estimate with every request queued at once: the cache decides how many run.
+
+    Raises: ValueError as `priced_program`.
+    """
+    return estimate(
+        spec, hardware, input_tokens=input_tokens, output_tokens=output_tokens, concurrency=OFFLINE_CONCURRENCY,
+        layout=layout, precision=precision, engine=engine, burst_share=0.0, capacity_tokens=capacity_tokens,
+    )  # fmt: skip
 
 
-def _prefill_step(priced: PricedProgram, load: Load, chunk: Number, start: Number) -> Number:
-    ones = 1.0 + 0.0 * chunk
-    return priced.time(StepShape(num_prefills=ones, prefill_tokens=chunk, prefill_start=start))
+def utilization(priced: PricedProgram, load: Load, found: Service) -> tuple[Number, Number]:
+    """Return (MBU, MFU) of one device in the steady state.
+
+    Units: shares of peak bandwidth and of the peak FLOP/s of the layers' weight format. Source: MBU as defined by
+    Databricks, "LLM Inference Performance Engineering" (2023); MFU, PaLM (arXiv 2204.02311), appendix B.
+    """
+    hardware, layout = priced.hardware, priced.layout
+    stages = float(layout.pipeline_parallel)
+    mbu = found.step_bytes / (found.itl_s * hardware.memory_bytes_per_s)  # each stage reads its share for each pass
+    peak = hardware.peak_flops(priced.formats.parts["mlp"].rate)
+    per_request = found.prompt_flops + found.step_flops * stages / largest(found.decoding, 1.0) * load.output_tokens
+    requests = found.output_tokens_per_s / load.output_tokens / float(layout.data_parallel)
+    return mbu, per_request * requests / stages / peak
 
 
-def _packed_prefill(priced: PricedProgram, prompt: Number, start: Number, chunk: Number) -> Number:
-    """Return the time of one prompt when prompts are packed into steps of the whole token budget."""
-    packed = largest(priced.profile.engine.max_num_batched_tokens / chunk, 1.0)
-    step = StepShape(num_prefills=packed, prefill_tokens=chunk, prefill_start=start)
-    return priced.time(step) / packed * (prompt / chunk)
-
-
-def _queue(
-    priced: PricedProgram, load: Load, running: Number, decoding: Number, num_chunks: Number, chunk: Number,
-    start: Number, steps: tuple[Number, Number, Number],
-) -> Number:
-    """Return the mean wait for other prompts: the burst's, and the M/D/1 wait of those spread out."""
-    itl, mixed, tpot = steps
-    share = _burst_share(priced, load)
-    packed = _packed_prefill(priced, chunk * num_chunks, start, chunk)
-    together = smallest(running, largest(priced.profile.engine.max_num_batched_tokens / chunk, 1.0))
-    burst = (running + together - 2.0) / 2.0 * packed  # prompts of one step yield their first token together
-    service = num_chunks * largest(mixed - itl, 0.0)
-    busy = smallest(decoding * service / (load.output_tokens * tpot), MAX_UTILIZATION)
-    spread = smallest(busy / (2.0 * (1.0 - busy)) * num_chunks * mixed, largest(burst, 0.0))
-    return share * largest(burst, 0.0) + (1.0 - share) * spread
-
-
-def _burst_share(priced: PricedProgram, load: Load) -> float:
-    engine = priced.profile.engine
-    if load.burst_share is not None:
-        return load.burst_share
-    return engine.lockstep_share if load.equal_lengths else engine.burst_share
-
-
-def as_float(value: Number) -> float:
-    """Return a priced number as one float (the first of an array)."""
-    return float(np.ravel(value)[0]) if isinstance(value, np.ndarray) else float(value)
+def _band(best: Number, interval: Interval) -> Band:
+    low, high = interval.around(best)
+    return Band(low, best, high)
