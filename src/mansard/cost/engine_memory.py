@@ -21,9 +21,10 @@ FractionOf = Literal["total", "total_static", "free_after_load", "total_minus_we
 class EngineMemory:
     """One engine's conventions.
 
-    `bytes_per_logit`: sampler workspace per sequence and vocabulary entry (logits in 16 and 32 bit, sorted
-    values and indices). `runtime_gib`: libraries counted against the budget. `profiles_whole_prompt`: without
-    chunked prefill the profiling run is as long as the context.
+    `bytes_per_logit`: sampler workspace per sequence and vocabulary entry (logits in 16 and 32 bit, sorted values
+    and indices). `runtime_gib`: libraries counted against the budget. `profiles_whole_prompt`: without chunked
+    prefill the profiling run is as long as the context. `allocates_after_pool`: graphs and the sampler's warm-up
+    come beside the budget.
     """
 
     name: str
@@ -34,6 +35,7 @@ class EngineMemory:
     runtime_gib: float = 0.25
     base_activation_gib: float = 0.07
     profiles_whole_prompt: bool = False
+    allocates_after_pool: bool = False
     source: str = ""
 
     def pool_bytes(self, total: float, weights: float, other: float, fraction: float) -> float:
@@ -61,7 +63,7 @@ class EngineMemory:
         return pool / (total - weights)
 
 
-VLLM = EngineMemory("vllm", "total", 0.90, source="vLLM 0.19")
+VLLM = EngineMemory("vllm", "total", 0.90, allocates_after_pool=True, source="vLLM 0.19")
 VLLM_06 = EngineMemory(
     "vllm-0.6",
     "total",
@@ -70,13 +72,16 @@ VLLM_06 = EngineMemory(
     runtime_gib=0.35,
     base_activation_gib=0.0,
     profiles_whole_prompt=True,
+    allocates_after_pool=True,
     source="vllm-project/vllm#10517: the sampler is not profiled",
 )
-SGLANG = EngineMemory("sglang", "total_static", 0.88, block_size=1, source="mem_fraction_static")
+SGLANG = EngineMemory(
+    "sglang", "total_static", 0.88, block_size=1, allocates_after_pool=True, source="mem_fraction_static"
+)
 TRTLLM = EngineMemory("trtllm", "free_after_load", 0.90, block_size=64, source="free_gpu_memory_fraction")
 LMDEPLOY = EngineMemory("lmdeploy", "total_minus_weights", 0.80, block_size=64, source="cache_max_entry_count")
 LLAMA_CPP = EngineMemory(
-    "llama.cpp", "total", 1.0, block_size=1, bytes_per_logit=4.0, source="KV is allocated whole: slots × context"
+    "llama.cpp", "total", 0.98, block_size=1, bytes_per_logit=4.0, source="KV is allocated whole: slots × context"
 )
 MANSARD = EngineMemory("mansard", "total", 0.90, bytes_per_logit=8.0, source="this package")
 

@@ -241,7 +241,14 @@ def kv_settings(plan: PrecisionPlan, layout: Layout, start: _Start) -> KvSetting
 
 def safe_fraction(result: Ledger) -> float:
     """Return the largest memory fraction that leaves room for what is allocated after the cache, by best estimates."""
-    return max(0.0, (result.visible_bytes - result.context_bytes - result.after_pool.best) / result.visible_bytes)
+    free = result.visible_bytes - result.context_bytes - _after_pool(result)
+    return max(0.0, free / result.visible_bytes)
+
+
+def _after_pool(result: Ledger) -> float:
+    """Return what must fit beside the budget; with a static fraction activations and libraries too."""
+    static = result.engine.fraction_of == "total_static"
+    return result.after_pool.best + (result.activations.best + result.runtime.best if static else 0.0)
 
 
 def _estimates(
@@ -303,9 +310,10 @@ def _problems(result: Ledger) -> tuple[str, ...]:
         )
     free = result.visible_bytes - result.context_bytes
     outside = free - (result.budget_bytes if kv > 0.0 else weights)
-    if result.engine.fraction_of == "total" and kv > 0.0 and result.after_pool.best > outside:
+    later = _after_pool(result)
+    if result.engine.allocates_after_pool and kv > 0.0 and later > outside:
         found.append(
-            f"{result.after_pool.best / GIB:.2f} GiB of graphs and sampler come after the cache, "
+            f"{later / GIB:.2f} GiB of graphs and workspace come after the cache, "
             f"{outside / GIB:.2f} GiB are left beside a fraction of {result.fraction:g} "
             f"(at most {safe_fraction(result):.3f} is safe)"
         )
