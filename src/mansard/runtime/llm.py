@@ -10,7 +10,7 @@ It drives the same TextEngine as the server, in the caller's thread. Names follo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -19,6 +19,9 @@ from mansard.runtime.model import EngineOptions, LoadedModel, load
 from mansard.runtime.outputs import OutputBuilder, RequestOutput, SequenceDelta
 from mansard.runtime.prompts import Messages, Prompt, RequestTraits, Submission
 from mansard.runtime.text_engine import TextEngine
+
+
+Deltas = Generator[SequenceDelta, None, None]
 
 
 class LLM:
@@ -69,7 +72,7 @@ class LLM:
         ]
         return self._run(submissions, use_progress_bar)
 
-    def stream(self, submission: Submission) -> Iterator[SequenceDelta]:
+    def stream(self, submission: Submission) -> Deltas:
         """Run one prepared request and yield its deltas; leaving early aborts it."""
         self.engine.add(submission)
         ended = False
@@ -82,11 +85,11 @@ class LLM:
             if not ended:
                 self.engine.abort(submission.request.id)
 
-    def stream_completion(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[SequenceDelta]:
+    def stream_completion(self, prompt: Prompt, sampling_params: SamplingParams) -> Deltas:
         """Continue one raw prompt and yield what comes as it comes."""
         return self.stream(self.engine.prompts.completion(prompt, sampling_params, self._traits()))
 
-    def stream_chat(self, messages: Messages, sampling_params: SamplingParams) -> Iterator[SequenceDelta]:
+    def stream_chat(self, messages: Messages, sampling_params: SamplingParams) -> Deltas:
         """Reply to one conversation and yield what comes as it comes."""
         return self.stream(self.engine.prompts.chat(messages, sampling_params, self._traits()))
 
@@ -95,9 +98,7 @@ class LLM:
 
     def _run(self, submissions: list[Submission], use_progress_bar: bool) -> list[RequestOutput]:
         builders = {
-            s.request.id: OutputBuilder(
-                s.request.id, s.prompt, s.request.prompt_token_ids, s.request.arrival_s
-            )
+            s.request.id: OutputBuilder(s.request.id, s.prompt, s.request.prompt_token_ids, s.request.arrival_s)
             for s in submissions
         }
         try:
