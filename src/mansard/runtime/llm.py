@@ -20,7 +20,6 @@ from mansard.runtime.outputs import OutputBuilder, RequestOutput, SequenceDelta
 from mansard.runtime.prompts import Messages, Prompt, RequestTraits, Submission
 from mansard.runtime.text_engine import TextEngine
 
-
 Deltas = Generator[SequenceDelta, None, None]
 
 
