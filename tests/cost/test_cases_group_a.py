@@ -25,11 +25,11 @@ from mansard.cost.memory import Serving, ledger, safe_fraction, weight_bytes
 from mansard.cost.op_cost import Layout
 from mansard.cost.parallelism import check_layout, layout_problems, tensor_parallel_sizes
 from mansard.cost.reservation import slot_tokens
-from mansard.cost.weights import num_active_parameters, num_parameters
 from mansard.specs.hardware import GIB
 from mansard.specs.hardware_catalogue import find_hardware
 from mansard.specs.model import ModelSpec
 from mansard.specs.model_presets import preset
+from mansard.specs.sizes import num_active_parameters, num_parameters
 
 MIB = 2**20
 H100 = "h100"

@@ -8,8 +8,9 @@ from mansard.cost.training import (
     training_flops,
     training_memory,
 )
-from mansard.cost.weights import num_active_parameters, num_parameters
+from mansard.cost.weights import num_multiplied_parameters
 from mansard.specs.model_presets import preset
+from mansard.specs.sizes import num_parameters
 
 
 def test_adam_in_mixed_precision_takes_16_bytes_a_parameter():
@@ -41,7 +42,7 @@ def test_activations_follow_korthikanti():
 
 def test_flops_are_six_n_for_training_and_two_n_for_inference():
     spec = preset("mixtral-8x7b")
-    used = num_active_parameters(spec, embedding=False)
+    used = num_multiplied_parameters(spec)
     assert used < 0.3 * num_parameters(spec)
     assert training_flops(spec, 1e9) == 6 * used * 1e9 == 3 * inference_flops(spec, 1e9)
     assert training_flops(spec, 1e9, "full") == 8 * used * 1e9

@@ -15,11 +15,11 @@ from mansard.cost.reservation import contiguous_waste, paged_waste
 from mansard.cost.roofline import PricedProgram, price
 from mansard.cost.shape import StepShape
 from mansard.cost.training import inference_flops, training_flops, training_memory
-from mansard.cost.weights import num_parameters
 from mansard.program.decoder import decoder
 from mansard.specs.hardware import GIB
 from mansard.specs.hardware_catalogue import find_hardware
 from mansard.specs.model_presets import preset
+from mansard.specs.sizes import num_parameters
 from mansard.specs.slo import parse_slo
 from mansard.specs.workload import find_workload
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from mansard.cost.weights import num_active_parameters, num_parameters
+from mansard.cost.weights import count_weights, num_multiplied_parameters
 from mansard.specs.model_presets import bare_name, find_preset, preset, presets
+from mansard.specs.sizes import num_parameters
 
 
 @pytest.mark.parametrize("name", list(presets()))
@@ -19,8 +20,14 @@ def test_counted_parameters_are_within_1_percent_of_the_published_total(name):
 def test_active_parameters_match_the_published_number(name):
     found = presets()[name]
     # Publishers round to whole billions, and leave the input embedding out or not: half a billion or a tenth.
-    counted = num_active_parameters(found.spec(), embedding=False)
+    counted = num_multiplied_parameters(found.spec())
     assert counted == pytest.approx(found.active_parameters, rel=0.10, abs=0.6e9)
+
+
+@pytest.mark.parametrize("name", list(presets()))
+def test_the_program_reads_as_many_weights_as_the_model_has(name):
+    spec = preset(name)
+    assert count_weights(spec).total == num_parameters(spec)
 
 
 def test_exact_totals_are_exact():

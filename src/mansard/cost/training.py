@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mansard.cost.weights import num_active_parameters, num_parameters
+from mansard.cost.weights import num_multiplied_parameters
 from mansard.specs.model import ModelSpec
+from mansard.specs.sizes import num_parameters
 
 Recompute = Literal["none", "attention", "full"]
 _OPTIMIZER_BYTES = {"adam": 12.0, "adam-8bit": 6.0, "sgd-momentum": 8.0, "sgd": 4.0}  # fp32 master copy included
@@ -77,9 +78,9 @@ def training_flops(spec: ModelSpec, num_tokens: float, recompute: Recompute = "n
 
     N counts the parameters a token multiplies with (active experts only, without the input embedding).
     """
-    return (8.0 if recompute == "full" else 6.0) * num_active_parameters(spec, embedding=False) * num_tokens
+    return (8.0 if recompute == "full" else 6.0) * num_multiplied_parameters(spec) * num_tokens
 
 
 def inference_flops(spec: ModelSpec, num_tokens: float) -> float:
     """Return the FLOPs of running `num_tokens` through the weights: 2·N each, attention's scores not counted."""
-    return 2.0 * num_active_parameters(spec, embedding=False) * num_tokens
+    return 2.0 * num_multiplied_parameters(spec) * num_tokens

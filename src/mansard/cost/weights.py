@@ -26,6 +26,7 @@ from mansard.program.ops import (
     RopeAndCache,
 )
 from mansard.specs.model import ModelSpec
+from mansard.specs.sizes import num_active_parameters
 
 WeightPart: TypeAlias = Literal["embedding", "head", "attention", "mlp", "experts", "router", "norms"]
 PARTS: tuple[WeightPart, ...] = ("embedding", "head", "attention", "mlp", "experts", "router", "norms")
@@ -65,22 +66,13 @@ def count_weights(spec: ModelSpec, tensor_parallel: int = 1) -> WeightCount:
     return WeightCount(counts)
 
 
-def num_parameters(spec: ModelSpec) -> int:
-    """Return how many parameters the whole model has, without multi-token-prediction layers."""
-    return count_weights(spec).total
+def num_multiplied_parameters(spec: ModelSpec) -> int:
+    """Return how many parameters one token is multiplied with: active ones, without an untied input embedding.
 
-
-def num_active_parameters(spec: ModelSpec, embedding: bool = True) -> int:
-    """Return how many parameters one token uses: of each layer's routed experts only those chosen.
-
-    The input embedding is counted once in full by publishers' convention; leave it out to count
-    multiplications.
+    This is the N of 2·N and 6·N FLOPs a token, and what publishers of mixtures of experts call active.
     """
-    count = count_weights(spec)
-    moe = spec.moe
-    chosen = count.parts["experts"] * moe.num_experts_per_tok // moe.num_experts if moe else 0
-    total = count.total - count.parts["experts"] + chosen
-    return total if embedding or spec.tie_word_embeddings else total - count.parts["embedding"]
+    active = num_active_parameters(spec)
+    return active if spec.tie_word_embeddings else active - count_weights(spec).parts["embedding"]
 
 
 def _op_weights(op: Op) -> dict[WeightPart, int]:
