@@ -157,13 +157,6 @@ def ledger(
     total = float(hardware.visible_memory_bytes)
     kv = _kv_estimate(start, total, parts)
     settings = kv_settings(plan, layout, start)
-    later = after_pool_bytes(
-        spec,
-        num_batched_tokens=start.num_batched_tokens,
-        num_seqs=start.num_seqs,
-        expert_format=plan.experts,
-        graphs=start.graphs,
-    )
     result = Ledger(
         visible_bytes=total,
         fraction=start.fraction,
@@ -173,7 +166,7 @@ def ledger(
         activations=parts[1],
         runtime=parts[2],
         kv=kv,
-        after_pool=Estimate.around(later, 0.25 * later, 0.25 * later),
+        after_pool=_after_pool_estimate(spec, plan, start),
         context_bytes=context_bytes(layout.tensor_parallel),
         pool=kv_pool(spec, kv.best, start.max_model_len, settings),
         max_model_len=start.max_model_len,
@@ -280,6 +273,18 @@ def _estimates(
         Estimate.around(peak, 0.10 * peak, 0.15 * peak + 0.05 * GIB),
         Estimate.around(runtime, 0.10 * runtime, 0.12 * runtime + 0.10 * GIB),
     )
+
+
+def _after_pool_estimate(spec: ModelSpec, plan: PrecisionPlan, start: _Start) -> Estimate:
+    """Return what is allocated once the cache has its budget: graphs and the sampler, known to a quarter."""
+    later = after_pool_bytes(
+        spec,
+        num_batched_tokens=start.num_batched_tokens,
+        num_seqs=start.num_seqs,
+        expert_format=plan.experts,
+        graphs=start.graphs,
+    )
+    return Estimate.around(later, 0.25 * later, 0.25 * later)
 
 
 def _kv_estimate(start: _Start, total: float, parts: tuple[Estimate, Estimate, Estimate]) -> Estimate:

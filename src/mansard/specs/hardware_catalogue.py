@@ -78,11 +78,7 @@ def parse_entry(name: str, entry: Mapping[str, Any]) -> HardwareSpec:
 
     Raises: ValueError for unknown or missing keys.
     """
-    unknown = sorted(set(entry) - _KEYS)
-    missing = [key for key in _REQUIRED if key not in entry]
-    if unknown or missing:
-        problem = f"unknown keys {unknown}" if unknown else f"no {', '.join(missing)}"
-        raise ValueError(f"hardware entry {name!r} has {problem}; the keys are {', '.join(sorted(_KEYS))}")
+    _check_keys(name, entry)
     link = entry.get("link", {"kind": "none", "gb_per_s": 0.0, "max_devices": 1})
     nominal = int(entry["memory_gib"] * GIB)
     price = entry.get("price")
@@ -115,6 +111,14 @@ def parse_entry(name: str, entry: Mapping[str, Any]) -> HardwareSpec:
         confidence=entry.get("confidence", ""),
         notes=entry.get("notes", ""),
     )
+
+
+def _check_keys(name: str, entry: Mapping[str, Any]) -> None:
+    unknown = sorted(set(entry) - _KEYS)
+    missing = [key for key in _REQUIRED if key not in entry]
+    if unknown or missing:
+        problem = f"unknown keys {unknown}" if unknown else f"no {', '.join(missing)}"
+        raise ValueError(f"hardware entry {name!r} has {problem}; the keys are {', '.join(sorted(_KEYS))}")
 
 
 def _link(kind: str, bytes_per_s: float, max_devices: int) -> LinkSpec:
@@ -185,7 +189,5 @@ def parse_hardware(text: str, hardware_file: Path | None = None) -> tuple[Hardwa
     if not colon:
         return find_hardware(name, hardware_file), 1
     if not count.strip().isdigit() or int(count) < 1:
-        raise ValueError(
-            f"count {count!r} in {text!r} is not a whole number of at least 1 (write for example h100:8)"
-        )
+        raise ValueError(f"count {count!r} in {text!r} is not a whole number of at least 1 (write for example h100:8)")
     return find_hardware(name, hardware_file), int(count)
