@@ -132,6 +132,20 @@ def test_max_completion_tokens_is_an_alias(server: ToyServer) -> None:
     assert conflict.status_code == 400 and conflict.json()["error"]["param"] == "max_completion_tokens"
 
 
+def test_prompt_logprobs_cover_the_rendered_prompt(server: ToyServer) -> None:
+    answer = server.chat(prompt_logprobs=0, max_tokens=1)
+    assert answer["prompt_logprobs"][0] is None
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+
+
+def test_a_developer_message_is_a_system_message(server: ToyServer) -> None:
+    answers = [
+        server.post(CHAT, messages=[{"role": role, "content": "x"}], temperature=0, max_tokens=5).json()
+        for role in ("system", "developer")
+    ]
+    assert answers[0]["choices"] == answers[1]["choices"]
+
+
 def test_seeds_repeat_and_the_prefix_cache_is_reported(server: ToyServer) -> None:
     first, second = (server.chat("a prompt of more than one block", seed=9, max_tokens=8) for _ in "12")
     assert first["choices"] == second["choices"]

@@ -87,6 +87,14 @@ def test_echo_with_several_sequences_gives_each_the_prompt(server: ToyServer) ->
         assert len(choice["logprobs"]["tokens"]) == 5
 
 
+def test_prompt_logprobs_are_returned_beside_the_text(server: ToyServer) -> None:
+    answer = server.complete("abc", prompt_logprobs=1, max_tokens=1, temperature=0)
+    first, *scored = answer["choices"][0]["prompt_logprobs"]
+    assert first is None and [entry["token"] for entry in scored] == ["b", "c"]
+    refused = server.post(COMPLETIONS, prompt="abc", prompt_logprobs=1, stream=True)
+    assert refused.status_code == 400
+
+
 def test_a_stream_of_many_choices_joins_to_the_plain_answer(server: ToyServer) -> None:
     body = {"prompt": ["ab", "cd"], "n": 2, "seed": 8, "max_tokens": 5, "logprobs": 1}
     plain = server.post(COMPLETIONS, **body).json()

@@ -67,6 +67,7 @@ def error_of(answer: Any, status: int) -> dict[str, Any]:
         ("messages", [{"content": "x"}], "messages[0].role"),
         ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs"),
         ("cache_salt", "", "cache_salt"),
+        ("priority", 1, "priority"),
     ],
 )
 def test_wrong_values_are_400_with_the_parameter(server: ToyServer, field: str, value: Any, param: str) -> None:

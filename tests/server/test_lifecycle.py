@@ -140,3 +140,20 @@ def test_the_openapi_document_describes_the_bodies() -> None:
         for path in (CHAT, COMPLETIONS):
             schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
             assert "temperature" in schema["properties"]
+
+
+def test_a_lower_priority_number_runs_first() -> None:
+    with toy_server(max_num_seqs=1, enable_priority=True) as server:
+        server.executor.gate.clear()
+        asking = []
+        for priority in (0, 5, 1):
+            body = {"prompt": chr(97 + priority), "priority": priority, "max_tokens": 2}
+            asking.append(threading.Thread(target=server.post, args=(COMPLETIONS,), kwargs=body))
+            asking[-1].start()
+            num = len(asking)
+            until(lambda num=num: server.service.engine.num_requests == num)
+        server.executor.gate.set()
+        for thread in asking:
+            thread.join()
+        order = list(dict.fromkeys(p.sequences[0].request.priority for p in server.executor.plans))
+        assert order == [0, 1, 5]

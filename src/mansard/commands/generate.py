@@ -48,6 +48,8 @@ def generate(
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
     )
+    if prompt == "-" and sys.stdin.isatty():
+        raise ValueError('there is no prompt; give one with -p "…" or through standard input')
     text = sys.stdin.read() if prompt == "-" else prompt
     chosen = options.engine_options(
         max_model_len=max_model_len,

@@ -76,6 +76,7 @@ def engine_options(
     max_num_seqs: int = DEFAULTS.max_num_seqs,
     max_num_batched_tokens: int = DEFAULTS.max_num_batched_tokens,
     prefix_caching: bool = True,
+    priority: bool = False,
     seed: int = 0,
 ) -> EngineOptions:
     """Return EngineOptions from what was given on the command line.
@@ -90,6 +91,7 @@ def engine_options(
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_bytes=None if kv_cache_memory is None else parse_bytes(kv_cache_memory),
         enable_prefix_caching=prefix_caching,
+        enable_priority=priority,
         chat_template=chat_template,
         seed=seed,
     )

@@ -36,6 +36,9 @@ def serve(
     max_num_seqs: options.MaxNumSeqs = options.DEFAULTS.max_num_seqs,
     max_num_batched_tokens: options.MaxNumBatchedTokens = options.DEFAULTS.max_num_batched_tokens,
     prefix_caching: options.PrefixCaching = True,
+    priority: Annotated[
+        bool, typer.Option("--priority", help="Let requests say which run first.", rich_help_panel=options.ENGINE)
+    ] = False,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -57,6 +60,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         prefix_caching=prefix_caching,
+        priority=priority,
         seed=secrets.randbits(63) if seed is None else seed,
     )
     listener = bind(host, port)

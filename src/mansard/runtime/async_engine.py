@@ -52,6 +52,11 @@ class AsyncEngine:
         return self._engine.prompts
 
     @property
+    def enable_priority(self) -> bool:
+        """Say whether requests may choose their priority."""
+        return self._engine.options.enable_priority
+
+    @property
     def num_requests(self) -> int:
         """Return how many streams are open."""
         return len(self._queues)

@@ -37,6 +37,7 @@ class EngineOptions:
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
     enable_prefix_caching: bool = True
+    enable_priority: bool = False  # let requests say which run first
     seed: int = 0
     chat_template: str | None = None  # a built-in name, a file or a template's text; None: the model's own
     activations: Literal["int8", "float32"] = "int8"  # what quantized weights are multiplied with
@@ -55,6 +56,7 @@ class EngineOptions:
             max_num_seqs=self.max_num_seqs,
             max_model_len=max_model_len,
             enable_prefix_caching=self.enable_prefix_caching,
+            enable_priority=self.enable_priority,
             min_decode_share=0.25,
         )
 

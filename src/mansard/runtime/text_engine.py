@@ -44,6 +44,7 @@ class TextEngine:
         )
         scheduler = Scheduler(config, blocks)
         self.model = model
+        self.options = options
         self.prompts = PromptPreparer(model, scheduler, options.seed)
         self._engine = Engine(
             model.executor,

@@ -46,7 +46,7 @@ async def _prepare(service: Service, body: ChatCompletionBody, request_id: str) 
     """Render and tokenize off the event loop."""
     params = body.sampling_params()
     traits = service.traits(body, request_id)
-    messages = [message.model_dump(exclude_none=True) for message in body.messages]
+    messages = [message.for_template() for message in body.messages]
     return await service.engine.in_pool(
         lambda: service.engine.prompts.chat(
             messages,

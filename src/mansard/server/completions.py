@@ -21,7 +21,7 @@ from mansard.runtime.prompts import Submission
 from mansard.server.bodies import body_schema, read_body, warnings
 from mansard.server.errors import ApiError
 from mansard.server.event_stream import DONE, EventStream, frame, unless_disconnected
-from mansard.server.logprobs import CompletionLogprobs, joined
+from mansard.server.logprobs import CompletionLogprobs, chat_entry, joined
 from mansard.server.protocol import CompletionBody
 from mansard.server.service import Counts, Service, json_response, new_id, raise_error, service_of
 
@@ -120,7 +120,9 @@ class _Choice:
         self._prefix = ""
         self._pending: list[dict[str, Any]] = []
         self._logprobs: CompletionLogprobs | None = None
+        self._tokenizer = tokenizer
         self._echoes_logprobs = body.echo and body.logprobs is not None
+        self._prompt: list[Any] | None = None if body.prompt_logprobs is None else [None]
         request = submission.request
         if body.echo:
             prompt = submission.prompt
@@ -134,6 +136,8 @@ class _Choice:
         """Take in log-probabilities of the prompt, which come before any of the output."""
         if self._echoes_logprobs and self._logprobs is not None:
             self._pending.append(self._logprobs.scored(delta.prompt_logprobs))
+        if self._prompt is not None:
+            self._prompt += [chat_entry(entry, self._tokenizer) for entry in delta.prompt_logprobs]
 
     def push(self, delta: SequenceDelta) -> dict[str, Any] | None:
         """Return the choice object to send for `delta`, or None when there is nothing to show yet."""
@@ -148,6 +152,8 @@ class _Choice:
             self._pending = []
         piece["finish_reason"] = None if delta.finish_reason is None else str(delta.finish_reason)
         piece["stop_reason"] = delta.stop_reason
+        if self._prompt is not None and delta.finish_reason is not None:
+            piece["prompt_logprobs"] = self._prompt
         return piece
 
 

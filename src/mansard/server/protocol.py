@@ -63,11 +63,12 @@ class Message(Body):
     name: str | None = None
     tool_call_id: str | None = None
 
-    def text(self) -> str:
-        """Return the content as one string."""
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as chat templates know it: OpenAI's `developer` is their `system`."""
+        message = self.model_dump(exclude_none=True)
+        if self.role == "developer":
+            message["role"] = "system"
+        return message
 
 
 class ResponseFormat(Body):
@@ -118,6 +119,8 @@ class GenerationBody(Body):
             raise ParameterError("response_format", message, "unsupported_value")
         if self.stream_options is not None and not self.stream:
             raise ParameterError("stream_options", "stream_options is only allowed when stream is true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ParameterError("prompt_logprobs", "prompt_logprobs is not available in a stream")
         self._check_stop()
 
     def stop_strings(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from mansard.runtime.async_engine import AsyncEngine
 from mansard.runtime.model import LoadedModel
 from mansard.runtime.outputs import SequenceDelta
+from mansard.runtime.parameter_error import ParameterError
 from mansard.runtime.prompts import RequestTraits, Submission
 from mansard.server.errors import ApiError
 from mansard.server.event_stream import encode_json
@@ -55,7 +56,13 @@ class Service:
                 yield delta
 
     def traits(self, body: GenerationBody, request_id: str) -> RequestTraits:
-        """Return what a body says beside prompt and sampling."""
+        """Return what a body says beside prompt and sampling.
+
+        Raises: ParameterError for a priority where clients may not choose theirs.
+        """
+        if body.priority and not self.engine.enable_priority:
+            message = f"priority is {body.priority}; this server runs requests in order (start it with --priority)"
+            raise ParameterError("priority", message)
         return RequestTraits(request_id, self.engine.now(), body.cache_salt, body.priority)
 
 
