@@ -14,7 +14,7 @@ DEFAULTS = EngineOptions()
 
 Model = Annotated[
     str,
-    typer.Argument(metavar="[MODEL]", help="A GGUF file, a model directory, a Hugging Face id or a known name."),
+    typer.Argument(metavar="MODEL", help="A GGUF file, a model directory, a Hugging Face id or a known name."),
 ]
 MaxModelLen = Annotated[
     int | None,
