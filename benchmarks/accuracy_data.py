@@ -1,8 +1,8 @@
 """The measurements that docs/accuracy.md is judged by: read, cleaned, named in Mansard's words, split in halves.
 
-Two compact extracts live in `benchmarks/data/`: serving points of `aiconfigurator-core` (Apache-2.0, see its notice) and
-published single-stream and offline results, each row with its source. Every cleaning rule is a function here and its
-count is printed: nothing is dropped for being predicted badly.
+Two compact extracts live in `benchmarks/data/`: serving points of `aiconfigurator-core` (Apache-2.0, see its notice)
+and published single-stream and offline results, each row with its source. Every cleaning rule is a function here and
+its count is printed: nothing is dropped for being predicted badly.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from mansard.cost.formats import PrecisionPlan
 from mansard.cost.profiles import Profile, profile_for
 from mansard.cost.roofline import PricedProgram
-from mansard.cost.steady_state import Load, serve
 from mansard.cost.shape import StepShape
+from mansard.cost.steady_state import Load, serve
 from mansard.program.decoder import decoder
 from mansard.specs.hardware import HardwareSpec
 from mansard.specs.hardware_catalogue import catalogue

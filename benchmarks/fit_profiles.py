@@ -67,6 +67,7 @@ LINK_PRIORS: dict[str, tuple[float, float, float]] = {
 }
 FAMILIES = ("ampere", "ada", "hopper", "blackwell", "blackwell (gb202)", "cdna3")
 ENGINES = ("vllm", "vllm-v0", "sglang", "trtllm")
+TRAFFIC = {"kv_traffic": (0.5, 1.0, 30.0)}
 EAGER_ENGINES = ("llama.cpp", "transformers", "gpt-fast", "tinychat", "autoawq")
 LINKS = ("nvlink3", "nvlink4", "nvlink5", "pcie4", "pcie5", "xgmi")
 WEIGHTS = {"tpot": 1.0, "ttft": 0.35, "throughput": 0.7}
@@ -123,6 +124,7 @@ def constants(tables: Tables) -> list[Constant]:
         ("families", FAMILIES, FAMILY_PRIORS),
         ("engines", ENGINES, ENGINE_PRIORS),
         ("engines", EAGER_ENGINES, EAGER),
+        ("engines", ("transformers",), TRAFFIC),
         ("links", LINKS, LINK_PRIORS),
     ]
     for table, sections, priors in plan:
@@ -269,7 +271,7 @@ def _copy(table: Mapping[str, Any]) -> dict[str, Any]:
 def write_tables(tables: Tables, folder: Path, source: str) -> None:
     """Write the tables as TOML, every fitted section with the source of its numbers."""
     for name, table in tables.items():
-        lines = [f"# Constants of the cost model: {name}. Written by benchmarks/fit_profiles.py; see docs/cost-model.md.", ""]
+        lines = [f"# Constants of the cost model: {name}. Written by benchmarks/fit_profiles.py.", ""]
         for section, entry in table.items():
             lines.append(f"[{_key(section)}]")
             lines += [f"{_key(key)} = {_value(value)}" for key, value in entry.items()]

@@ -15,6 +15,7 @@ from importlib import resources
 from typing import Any
 
 from mansard.cost.collectives import LinkConstants
+from mansard.cost.shape import Number
 from mansard.specs.hardware import HardwareSpec
 
 ENGINE_ALIASES = {"tensorrt-llm": "trtllm", "trt-llm": "trtllm", "llamacpp": "llama.cpp"}
@@ -52,7 +53,8 @@ class EngineConstants:
     """What an engine adds and how it schedules. Units: seconds, tokens.
 
     `floor_scale` multiplies every kernel floor (launch by CUDA graph: 1), `memory_scale` every memory
-    efficiency. `first_token_*` is a request's fixed cost before its first token: tokenize, admit, sample, stream.
+    efficiency. `kv_traffic` is how often decode attention moves its keys and values: once in fused kernels, more
+    where they are concatenated and repeated for every head (transformers). `first_token_*` is a request's fixed cost before its first token: tokenize, admit, sample, stream.
     `burst_share` is the share of a closed loop's requests that arrive together, `lockstep_share` the same when all
     requests have equal lengths, so that a batch that began together ends together; then `slot_wait` of a
     request waits on average for a running one to end.
@@ -66,6 +68,7 @@ class EngineConstants:
     floor_scale: float
     memory_scale: float
     compute_scale: float
+    kv_traffic: float
     mixes_prefill: bool
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -85,7 +88,7 @@ class Interval:
     num_rows: int
     source: str = ""
 
-    def around(self, value: float) -> tuple[float, float]:
+    def around(self, value: Number) -> tuple[Number, Number]:
         """Return the low and high ends around a predicted value."""
         return value * self.low, value * self.high
 

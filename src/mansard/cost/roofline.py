@@ -224,7 +224,7 @@ def _efficiencies(work: Work, part: PartFormat, profile: Profile) -> tuple[float
             memory = family.moe_memory[part.width]
         case "decode_attention":
             floor, compute = family.decode_attention_floor_s, 0.5
-            memory = family.decode_attention_memory
+            memory = family.decode_attention_memory / engine.kv_traffic
         case "prefill_attention":
             floor, memory = family.decode_attention_floor_s, family.decode_attention_memory
             n = largest(work.tokens, 1.0)

@@ -11,7 +11,7 @@ Leviathan et al. (arXiv 2211.17192), eq. 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mansard.cost.roofline import PricedProgram
 from mansard.cost.shape import Number, StepShape, largest, smallest
@@ -46,7 +46,8 @@ class Load:
     """What is asked of one replica. Units: tokens, requests in flight; every number may be an array.
 
     `cached_tokens` of a prompt are found in the prefix cache. `burst_share`: of the requests, how many arrive together
-    (None: the engine profile's, that of a closed loop; 0: spread out). `equal_lengths`: all requests are as long. `capacity_tokens`: the KV cache's.
+    (None: the engine profile's, that of a closed loop; 0: spread out). `equal_lengths`: all requests are as
+    long, so that batches stay in step. `capacity_tokens`: the KV cache's of one data-parallel rank.
     """
 
     input_tokens: Number
@@ -106,17 +107,19 @@ def serve(priced: PricedProgram, load: Load) -> Service:
     decoding: Number = running
     fixed = engine.first_token_s + engine.first_token_layer_s * priced.num_layers
     fixed += engine.first_token_moe_layer_s * priced.num_expert_layers
+    yielded = load.speculation.tokens_per_step() if load.speculation else 1.0
     for _ in range(ITERATIONS):
-        itl, mixed = _steps(priced, load, decoding, chunk, start, alone.time_s)
-        yielded = load.speculation.tokens_per_step() if load.speculation else 1.0
         steps = largest(load.output_tokens / yielded, 1.0)
+        others = largest(decoding - 1.0, 0.0)  # whose prompts a sequence meets; its own came before
+        due = others * num_chunks / steps / float(layout.pipeline_parallel)  # chunks a step, on average
+        packed = smallest(largest(due, 1.0), largest(engine.max_num_batched_tokens / chunk, 1.0))
+        itl, mixed = _steps(priced, load, decoding, _chunk_shape(chunk, start, packed))
         shared = 1.0 - _burst_share(priced, load) / 2.0  # a burst waits half of its prompts before the first token
-        carried = shared * decoding * num_chunks / steps / float(layout.pipeline_parallel)
-        tpot = (itl + carried * (mixed - itl)) / yielded
+        tpot = (itl + shared * due / packed * (mixed - itl)) / yielded
         first = num_chunks * mixed + itl / 2.0 + fixed
         lifetime = load.output_tokens * tpot
         decoding = largest(running * lifetime / (lifetime + first), smallest(running, 1.0))
-    queue = _queue(priced, load, running, decoding, num_chunks, chunk, start, (itl, mixed, tpot))
+    queue = _queue(priced, load, running, decoding, num_chunks, chunk, start, ((mixed - itl) / packed, mixed, tpot))
     waiting = (per_rank - running) / running * (first + lifetime)
     if load.equal_lengths and load.burst_share is None:
         waiting = waiting + engine.slot_wait * lifetime / running
@@ -152,29 +155,30 @@ def _decode_shape(priced: PricedProgram, load: Load, decoding: Number) -> StepSh
     """Return the mean decode step: contexts are halfway through their output; pipeline stages split the batch."""
     drafts = load.speculation.num_drafts if load.speculation else 0
     return StepShape(
-        num_decodes=decoding / float(priced.layout.pipeline_parallel),
+        num_decodes=largest(decoding / float(priced.layout.pipeline_parallel), smallest(decoding, 1.0)),
         decode_context=load.input_tokens + load.output_tokens / 2.0,
         decode_tokens=1.0 + drafts,
     )
 
 
-def _steps(
-    priced: PricedProgram, load: Load, decoding: Number, chunk: Number, start: Number, alone: Number
-) -> tuple[Number, Number]:
-    """Return the time of a decode step without and with one prompt chunk (run in it, or before it)."""
+def _steps(priced: PricedProgram, load: Load, decoding: Number, prompt: StepShape) -> tuple[Number, Number]:
+    """Return the time of a decode step without and with the prompt chunks of `prompt` (run in it, or before it)."""
     shape = _decode_shape(priced, load, decoding)
     draft = 1.0 + load.speculation.num_drafts * load.speculation.draft_cost if load.speculation else 1.0
     itl = priced.time(shape) * draft
     if not priced.profile.engine.mixes_prefill:
-        return itl, itl + alone
-    mixed = StepShape(
-        shape.num_decodes, shape.decode_context, shape.decode_tokens, 1.0 + 0.0 * decoding, chunk, start
+        return itl, itl + priced.time(prompt)
+    mixed = replace(
+        shape,
+        num_prefills=prompt.num_prefills,
+        prefill_tokens=prompt.prefill_tokens,
+        prefill_start=prompt.prefill_start,
     )
     return itl, priced.time(mixed) * draft
 
 
-def _chunk_shape(chunk: Number, start: Number) -> StepShape:
-    return StepShape(num_prefills=1.0 + 0.0 * chunk, prefill_tokens=chunk, prefill_start=start)
+def _chunk_shape(chunk: Number, start: Number, count: Number = 1.0) -> StepShape:
+    return StepShape(num_prefills=count + 0.0 * chunk, prefill_tokens=chunk, prefill_start=start)
 
 
 def _packed_prefill(priced: PricedProgram, prompt: Number, start: Number, chunk: Number) -> Number:
@@ -189,12 +193,12 @@ def _queue(
     start: Number, steps: tuple[Number, Number, Number],
 ) -> Number:
     """Return the mean wait for other prompts: the burst's, and the M/D/1 wait of those spread out."""
-    itl, mixed, tpot = steps
+    added, mixed, tpot = steps
     share = _burst_share(priced, load)
     packed = _packed_prefill(priced, chunk * num_chunks, start, chunk)
     together = smallest(running, largest(priced.profile.engine.max_num_batched_tokens / chunk, 1.0))
     burst = (running + together - 2.0) / 2.0 * packed  # prompts of one step yield their first token together
-    service = num_chunks * largest(mixed - itl, 0.0)
+    service = num_chunks * largest(added, 0.0)
     busy = smallest(decoding * service / (load.output_tokens * tpot), MAX_UTILIZATION)
     spread = smallest(busy / (2.0 * (1.0 - busy)) * num_chunks * mixed, largest(burst, 0.0))
     return share * largest(burst, 0.0) + (1.0 - share) * spread
