@@ -32,9 +32,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-Script = Callable[
-    [ScheduledSequence, int], int | None
-]  # (part, place in the output) → the token, or None: table
+Script = Callable[[ScheduledSequence, int], int | None]  # (part, place in the output) → the token, or None: table
 
 
 def piece(text: str) -> int:
