@@ -15,7 +15,7 @@ def requests(draw, max_requests=8, **fixed):
     for number in range(draw(st.integers(3, max_requests))):
         num_shared, num_own = draw(st.integers(0, 20)), draw(st.integers(1, 12))
         prompt = [1] * num_shared + [draw(st.integers(1, 3))] * num_own
-        prompt_logprobs = draw(st.sampled_from([None, None, None, 0]))
+        prompt_logprobs = fixed.get("prompt_logprobs", draw(st.sampled_from([None, None, None, 0])))
         fields = {
             "temperature": draw(st.sampled_from([0.0, 1.0])),
             "seed": draw(st.sampled_from([None, 3])),

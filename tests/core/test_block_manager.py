@@ -183,7 +183,7 @@ class BlockMachine(RuleBasedStateMachine):
             assert num_blocks > self.blocks.num_free_blocks
             return
         for block_id, index in zip(hits, range(0, 99, 2), strict=False):
-            assert self.blocks._registrations[block_id].token_ids == tokens[index : index + 2]
+            assert self.blocks._contents[block_id][1] == tuple(tokens[index : index + 2])
         self.blocks.allocate(seq, hits, num_blocks)
         seq.num_computed_tokens = len(tokens)
         self.blocks.register(seq)

@@ -165,6 +165,14 @@ def test_a_full_dynamic_batch_does_not_wait():
     assert world.engine.next_wakeup() is None
 
 
+def test_a_preempted_member_of_a_dynamic_batch_waits_for_no_second_window():
+    world = World(config(policy="dynamic", batch_size=2, batch_window_s=1000.0), num_blocks=6)
+    world.add(request("a", 7, 9), request("b", 7, 9))
+    world.run().check_outputs()
+    assert world.scheduler.num_preemptions > 0
+    assert world.clock.now() < 100
+
+
 def test_contiguous_reservation_admits_fewer_and_never_preempts():
     most = {}
     for reservation in ("contiguous", "paged"):

@@ -51,23 +51,26 @@ class Run:
     def go_until(self, stop: float) -> None:
         while self.clock.now() < stop and self.engine.has_unfinished():
             self.clock.advance_to(min(stop, self.engine.next_wakeup()))
+            if self.clock.now() == stop:
+                return
+            running = self.engine.scheduler.running
             num_quiet = min(self.engine.num_quiet_steps(outputs_are_new=True), int(stop - self.clock.now()))
-            if self.skips and num_quiet:
-                num_quiet = min(num_quiet, *(self.room(s) for s in self.engine.scheduler.running))
+            num_quiet = min([num_quiet, *map(self.room, running)])
             if self.skips and num_quiet > 0:
-                self.engine.skip_steps(num_quiet, [self.tokens(s, num_quiet) for s in self.engine.scheduler.running])
+                outputs = self.engine.skip_steps(num_quiet, [self.tokens(s, num_quiet) for s in running])
                 self.clock.advance(num_quiet)
                 self.num_skipped += num_quiet
-            elif self.clock.now() < stop:
+            else:
                 num_steps = self.engine.stats().num_steps
-                for output in self.engine.step():
-                    if output.finish_reason:
-                        self.ends[output.sequence_id] = (self.clock.now(), output.finish_reason)
+                outputs = self.engine.step()
                 self.clock.advance(self.engine.stats().num_steps - num_steps)
+            for output in outputs:
+                if output.finish_reason:
+                    self.ends[output.sequence_id] = (self.clock.now(), output.finish_reason)
             check_laws(self.engine.scheduler)
 
     def room(self, sequence) -> int:
-        return self.lengths[sequence.request.id] - len(sequence.token_ids) - 1
+        return self.lengths[sequence.request.id] - len(sequence.token_ids)
 
     def tokens(self, sequence, count: int) -> list[int]:
         known = len(sequence.token_ids)
@@ -78,7 +81,7 @@ class Run:
 @settings(max_examples=80, deadline=None)
 @given(
     configs(),
-    requests(prompt_logprobs=None, ignore_eos=False, stop_token_ids=(), max_tokens=None),
+    requests(prompt_logprobs=None, ignore_eos=False, stop_token_ids=()),
     st.lists(st.integers(0, 9), min_size=8, max_size=8),
     st.sampled_from([10, 12, 20, 60]),
     st.lists(st.integers(1, 30), min_size=8, max_size=8),

@@ -18,16 +18,13 @@ def accept(
     """
     params = sequence.request.params
     known = sequence.token_ids
-    num_before = len(known)
-    first_stop = sequence.num_prompt_tokens + params.min_tokens
-    for token_id in token_ids:
+    for count, token_id in enumerate(token_ids, 1):
         known.append(token_id)
-        if (
-            (token_id in eos_token_ids and not params.ignore_eos) or token_id in params.stop_token_ids
-        ) and len(known) > first_stop:
-            return tuple(known[num_before:]), FinishReason.STOP
+        is_stop = token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos)
+        if is_stop and sequence.num_output_tokens > params.min_tokens:
+            return token_ids[:count], FinishReason.STOP
         if len(known) >= sequence.max_length:
-            return tuple(known[num_before:]), FinishReason.LENGTH
+            return token_ids[:count], FinishReason.LENGTH
     return token_ids, None
 
 

@@ -24,6 +24,7 @@ from mansard.core.prefix_hash import Blake2PrefixHash, PrefixHash
 from mansard.core.types import Sequence
 
 _Parent = int | str | None  # a block's id, or the cache salt of a first block
+_Content = tuple[_Parent, tuple[int, ...]]  # what a registered block holds: these tokens behind that parent
 
 
 @dataclass(slots=True)
@@ -33,15 +34,6 @@ class CacheStats:
     num_query_tokens: int = 0  # tokens of first admissions
     num_hit_tokens: int = 0  # those of them found in the prefix cache
     num_evictions: int = 0  # registered blocks given to others
-
-
-@dataclass(frozen=True, slots=True)
-class _Registration:
-    """What a registered block holds."""
-
-    hash: bytes
-    parent: _Parent
-    token_ids: list[int]
 
 
 class BlockManager:
@@ -74,8 +66,9 @@ class BlockManager:
         self.stats = CacheStats()
         self._prefix_hash = prefix_hash or Blake2PrefixHash(hash_seed, fingerprint)
         self._ref_counts = [0] * num_blocks
-        self._registrations: list[_Registration | None] = [None] * num_blocks
-        self._block_of_hash: dict[bytes, int] = {}
+        self._block_of_name: dict[bytes, int] = {}  # name: the prefix hash of a registered block
+        self._names: list[bytes | None] = [None] * num_blocks
+        self._contents: list[_Content | None] = [None] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # never registered, or forgotten; used from the end
         self._evictable: OrderedDict[int, None] = OrderedDict()  # registered and unused, oldest first
         self._copies: list[tuple[int, int]] = []
@@ -93,7 +86,7 @@ class BlockManager:
     @property
     def num_registered_blocks(self) -> int:
         """Return how many blocks the prefix cache knows, in use or not."""
-        return len(self._block_of_hash)
+        return len(self._block_of_name)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens` tokens."""
@@ -113,10 +106,11 @@ class BlockManager:
         size, known = self.block_size, sequence.token_ids
         parent: _Parent = sequence.request.cache_salt
         for index in range((len(known) - 1) // size):
-            block_id = self._block_of_hash.get(self._hash(sequence, index))
-            token_ids = known[index * size : (index + 1) * size]
-            if block_id is None or not self._holds(block_id, parent, token_ids):
+            block_id = self._block_of_name.get(self._name(sequence, index))
+            if block_id is None:
                 break
+            if self._contents[block_id] != (parent, tuple(known[index * size : (index + 1) * size])):
+                break  # a hash collided
             hits.append(block_id)
             parent = block_id
         return hits
@@ -148,9 +142,9 @@ class BlockManager:
         table, size = sequence.block_ids, self.block_size
         first = start // size
         is_shared = first < len(table) and self._ref_counts[table[first]] > 1
-        num_new = -(-end // size) - len(table)
-        if num_new <= 0 and not is_shared:
+        if not is_shared and end <= len(table) * size:
             return True
+        num_new = -(-end // size) - len(table)
         if max(num_new, 0) + is_shared > self.num_free_blocks:
             return False
         if is_shared:
@@ -177,21 +171,22 @@ class BlockManager:
         """Put the full computed blocks of `sequence` into the prefix cache; share those it knows already."""
         if not self.enable_prefix_caching:
             return
-        table, size = sequence.block_ids, self.block_size
+        table, size, known = sequence.block_ids, self.block_size, sequence.token_ids
         for index in range(sequence.num_registered_blocks, sequence.num_computed_tokens // size):
+            block_id = table[index]
             parent: _Parent = table[index - 1] if index else sequence.request.cache_salt
-            if index and self._registrations[table[index - 1]] is None:
+            if index and self._names[table[index - 1]] is None:
                 return  # the cache was reset, or a hash collided: what follows cannot be found either
-            name = self._hash(sequence, index)
-            token_ids = sequence.token_ids[index * size : (index + 1) * size]
-            block_id = self._block_of_hash.setdefault(name, table[index])
-            if block_id == table[index]:
-                if self._registrations[block_id] is None:
-                    self._registrations[block_id] = _Registration(name, parent, token_ids)
-            elif self._holds(block_id, parent, token_ids):
-                self._share(block_id)
-                self._release(table[index])
-                table[index] = block_id
+            name = self._name(sequence, index)
+            content = (parent, tuple(known[index * size : (index + 1) * size]))
+            found = self._block_of_name.setdefault(name, block_id)
+            if found == block_id:
+                self._names[block_id] = name
+                self._contents[block_id] = content
+            elif self._contents[found] == content:
+                self._share(found)
+                self._release(block_id)
+                table[index] = found
                 sequence.block_table = None
             else:
                 return
@@ -219,8 +214,9 @@ class BlockManager:
 
     def reset_prefix_cache(self) -> None:
         """Forget every prefix; running sequences keep their blocks."""
-        self._block_of_hash.clear()
-        self._registrations = [None] * self.num_blocks
+        self._block_of_name.clear()
+        self._names = [None] * self.num_blocks
+        self._contents = [None] * self.num_blocks
         self._free.extend(self._evictable)
         self._evictable.clear()
 
@@ -228,12 +224,10 @@ class BlockManager:
         """Assert the pool's laws: each block in one place, registered ones found, parents kept."""
         unused = [*self._free, *self._evictable]
         assert sorted(unused) == [b for b, count in enumerate(self._ref_counts) if count == 0]
-        assert all(self._registrations[b] is None for b in self._free)
-        registered = {r.hash: b for b, r in enumerate(self._registrations) if r is not None}
-        assert registered == self._block_of_hash
-        for registration in filter(None, self._registrations):
-            if isinstance(registration.parent, int):
-                assert self._registrations[registration.parent] is not None
+        assert all(self._names[b] is None for b in self._free)
+        assert {name: b for b, name in enumerate(self._names) if name is not None} == self._block_of_name
+        for parent, _ in filter(None, self._contents):
+            assert not isinstance(parent, int) or self._names[parent] is not None
 
     def _take(self) -> int:
         """Hand out a free block, evicting the least recently used registered one when there is no other."""
@@ -241,10 +235,10 @@ class BlockManager:
             block_id = self._free.pop()
         else:
             block_id, _ = self._evictable.popitem(last=False)
-            registration = self._registrations[block_id]
-            assert registration is not None
-            del self._block_of_hash[registration.hash]
-            self._registrations[block_id] = None
+            name = self._names[block_id]
+            assert name is not None
+            del self._block_of_name[name]
+            self._names[block_id] = self._contents[block_id] = None
             self.stats.num_evictions += 1
         self._ref_counts[block_id] = 1
         return block_id
@@ -260,28 +254,17 @@ class BlockManager:
         self._ref_counts[block_id] -= 1
         if self._ref_counts[block_id]:
             return
-        if self._registrations[block_id] is None:
+        if self._names[block_id] is None:
             self._free.append(block_id)
         else:
             self._evictable[block_id] = None
 
-    def _holds(self, block_id: int, parent: _Parent, token_ids: list[int]) -> bool:
-        """Verify a hit: the hash found `block_id`, but is it this prefix?"""
-        registration = self._registrations[block_id]
-        return (
-            registration is not None
-            and registration.token_ids == token_ids
-            and registration.parent == parent
-            and type(registration.parent) is type(parent)
-        )
-
-    def _hash(self, sequence: Sequence, index: int) -> bytes:
-        """Return the prefix hash of a sequence's full block, computing those before it once."""
-        hashes, size = sequence.block_hashes, self.block_size
-        if not hashes:
-            root = self._prefix_hash.root(sequence.request.cache_salt)
-            hashes.append(self._prefix_hash.extend(root, sequence.token_ids[:size]))
-        while len(hashes) <= index:
-            begin = len(hashes) * size
-            hashes.append(self._prefix_hash.extend(hashes[-1], sequence.token_ids[begin : begin + size]))
-        return hashes[index]
+    def _name(self, sequence: Sequence, index: int) -> bytes:
+        """Return the prefix hash of a sequence's full block; each is computed once."""
+        names, size = sequence.block_hashes, self.block_size
+        if index < len(names):
+            return names[index]
+        for begin in range(len(names) * size, (index + 1) * size, size):
+            parent = names[-1] if names else self._prefix_hash.root(sequence.request.cache_salt)
+            names.append(self._prefix_hash.extend(parent, sequence.token_ids[begin : begin + size]))
+        return names[index]

@@ -91,8 +91,7 @@ class SchedulerConfig:
             )
         if self.policy != "dynamic" and self.batch_window_s > 0.0:
             raise ValueError(
-                f"batch_window_s is {self.batch_window_s}, but only policy 'dynamic' waits; "
-                f"policy is '{self.policy}'"
+                f"batch_window_s is {self.batch_window_s}, but only policy 'dynamic' waits; policy is '{self.policy}'"
             )
 
 

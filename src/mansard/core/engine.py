@@ -121,7 +121,7 @@ class Engine:
         return outputs
 
     def num_quiet_steps(self, outputs_are_new: bool = False) -> int:
-        """Return how many next steps decode one token of each running sequence and change nothing else.
+        """Return how many next steps decode one token of each running sequence and do nothing else.
 
         See `stretch.num_quiet_steps` for what it takes.
         """
@@ -129,13 +129,17 @@ class Engine:
             return 0
         return stretch.num_quiet_steps(self.scheduler, self.clock.now(), outputs_are_new)
 
-    def skip_steps(self, num_steps: int, token_ids: Iterable[Sequence[int]]) -> None:
-        """Take quiet steps at once, in a simulation; `token_ids`: for each running sequence, one per step."""
-        stretch.skip(self.scheduler, num_steps, token_ids)
+    def skip_steps(self, num_steps: int, token_ids: Iterable[Sequence[int]]) -> list[SequenceOutput]:
+        """Take quiet steps at once, in a simulation; returns the whole output of each sequence that ended.
+
+        token_ids: each running sequence's next tokens, one per step, of which none but the last may end it.
+        """
         num_tokens = num_steps * len(self.scheduler.running)
+        outputs = stretch.skip(self.scheduler, num_steps, token_ids, self.eos_token_ids)
         self._num_steps += num_steps
         self._num_computed_tokens += num_tokens
         self._num_output_tokens += num_tokens
+        return outputs
 
     def stats(self) -> EngineStats:
         """Return a snapshot of the engine's gauges and counters."""

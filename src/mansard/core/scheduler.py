@@ -147,9 +147,7 @@ class Scheduler:
         copies = self.blocks.take_copies()
         return StepPlan(tuple(planned), copies) if planned else None
 
-    def update(
-        self, plan: StepPlan, result: StepResult, eos_token_ids: frozenset[int]
-    ) -> list[SequenceOutput]:
+    def update(self, plan: StepPlan, result: StepResult, eos_token_ids: frozenset[int]) -> list[SequenceOutput]:
         """Take in a step's answers; returns what each sequence gained, in the plan's order.
 
         A sequence that ended while the step ran is passed over.
@@ -293,7 +291,6 @@ class Scheduler:
         sequence = self.running.pop()
         self.blocks.free(sequence)
         sequence.num_computed_tokens = 0
-        sequence.draft_token_ids.clear()
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self._wait(sequence)
@@ -351,12 +348,15 @@ class Scheduler:
         eos_token_ids: frozenset[int],
     ) -> SequenceOutput | None:
         """Move one sequence on by what its step computed and sampled."""
-        if (error := fault(scheduled, answer)) is not None:
+        tokens, num_logits = answer.token_ids, scheduled.num_logits
+        is_plain = answer.error is None and len(tokens) == num_logits
+        if not is_plain and (error := fault(scheduled, answer)) is not None:
             return self._finish(sequence, FinishReason.ERROR, error)
-        sequence.draft_token_ids.clear()
-        tokens, reason = answer.token_ids, None
-        if scheduled.num_logits:
-            tokens, reason = accept(sequence, answer.token_ids, eos_token_ids)
+        reason = None
+        if sequence.draft_token_ids:
+            sequence.draft_token_ids.clear()
+        if num_logits:
+            tokens, reason = accept(sequence, tokens, eos_token_ids)
             # The last sampled token has no KV yet; those before it were computed as drafts.
             sequence.num_computed_tokens = len(sequence.token_ids) - 1
         else:
@@ -385,13 +385,10 @@ def _plan(sequence: Sequence, start: int, num_tokens: int, num_drafts: int) -> S
     """Describe the computation of known tokens [start, start + num_tokens) and the drafts behind them."""
     known = sequence.token_ids
     end = start + num_tokens
-    if num_tokens == 1:
-        tokens: tuple[int, ...] = (known[start], *sequence.draft_token_ids[:num_drafts])
-    else:
-        tokens = tuple(known[start:end])
-    num_logits = 0
-    if end == len(known) and end < sequence.max_length:
-        num_logits = 1 + num_drafts
+    tokens = (known[start],) if num_tokens == 1 else tuple(known[start:end])
+    if num_drafts:
+        tokens += tuple(sequence.draft_token_ids[:num_drafts])
+    num_logits = 1 + num_drafts if end == len(known) < sequence.max_length else 0
     table = sequence.block_table
     if table is None:
         table = sequence.block_table = tuple(sequence.block_ids)

@@ -1,8 +1,9 @@
 """Stretches: runs of steps whose plans are known without making them.
 
-Between two events (a request comes or ends, a prompt is computed, blocks run out) every step decodes one token of
-each running sequence. A simulation takes such a stretch at once; the scheduler is left exactly as if it had stepped,
-but for which of the free blocks it took. A real run has no use for this, and the scheduler knows nothing of it.
+Between two events (a request comes, a prompt is computed, blocks run out) every step decodes one token of each running
+sequence; in the last one, sequences may end. A simulation takes such a stretch at once; the scheduler is left exactly
+as if it had stepped, but for which of the free blocks it took. A real run has no use for this, and the scheduler knows
+nothing of it.
 """
 
 from __future__ import annotations
@@ -10,40 +11,51 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mansard.core import types
+from mansard.core.answers import accept
 from mansard.core.block_manager import BlockManager
 from mansard.core.scheduler import Scheduler
+from mansard.core.types import SequenceOutput
 
 
 def num_quiet_steps(scheduler: Scheduler, now: float, outputs_are_new: bool = False) -> int:
-    """Return how many next steps decode one token of each running sequence and change nothing else.
+    """Return how many next steps decode one token of each running sequence and do nothing else.
 
-    It holds while no request is added or ended from outside and no sampled token ends a sequence. With a prefix cache
-    and a sequence that waits for blocks, it also takes that no block to be generated is known already, for a known
-    one is shared and frees its double: say so with `outputs_are_new`, or the answer is 0 there.
+    It holds while no request is added or ended from outside and no sampled token ends a sequence before the last of
+    the steps. With a prefix cache and a sequence that waits for blocks, it also takes that no block to be generated
+    is known already, for a known one is shared and frees its double: say so with `outputs_are_new`, or it is 0.
     """
     running = scheduler.running
     if not running or not all(_only_decodes(sequence, scheduler.blocks) for sequence in running):
         return 0
     if scheduler.waiting and not scheduler.admits_nobody(now, outputs_are_new):
         return 0
-    # The step in which a sequence reaches its length must be a real one.
-    num_steps = min(sequence.max_length - len(sequence.token_ids) for sequence in running) - 1
+    num_steps = min(sequence.max_length - len(sequence.token_ids) for sequence in running)
     return _fitting_steps(running, scheduler.blocks, num_steps)
 
 
-def skip(scheduler: Scheduler, num_steps: int, token_ids: Iterable[Sequence[int]]) -> None:
-    """Take `num_steps` quiet steps at once; `token_ids` has each running sequence's next tokens, one per step."""
-    blocks = scheduler.blocks
-    for sequence, tokens in zip(scheduler.running, token_ids, strict=True):
-        assert len(tokens) == num_steps
+def skip(
+    scheduler: Scheduler, num_steps: int, token_ids: Iterable[Sequence[int]], eos_token_ids: frozenset[int]
+) -> list[SequenceOutput]:
+    """Take `num_steps` ≥ 1 quiet steps at once; returns the whole stretch's output of each sequence that it ended.
+
+    token_ids: each running sequence's next tokens, one per step, of which none but the last may end it.
+    """
+    blocks, outputs = scheduler.blocks, []
+    for sequence in scheduler.running:
         start = sequence.num_computed_tokens
         had_room = blocks.extend(sequence, start, start + num_steps)
         assert had_room, "more steps than num_quiet_steps"
-        sequence.token_ids.extend(tokens)
-        sequence.num_computed_tokens = start + num_steps
-    for sequence in scheduler.running:
+    for sequence, tokens in zip(list(scheduler.running), token_ids, strict=True):
+        assert len(tokens) == num_steps
+        sequence.token_ids.extend(tokens[:-1])
+        _, reason = accept(sequence, (tokens[-1],), eos_token_ids)
+        sequence.num_computed_tokens += num_steps
         if sequence.num_computed_tokens >= (sequence.num_registered_blocks + 1) * blocks.block_size:
             blocks.register(sequence)
+        if reason is not None:
+            scheduler.finish(sequence.id, reason)
+            outputs.append(SequenceOutput(sequence, tuple(tokens), finish_reason=reason))
+    return outputs
 
 
 def _only_decodes(sequence: types.Sequence, blocks: BlockManager) -> bool:
@@ -66,7 +78,7 @@ def _fitting_steps(running: list[types.Sequence], blocks: BlockManager, num_step
             num_new += max(0, blocks.blocks_for(s.num_computed_tokens + steps) - len(s.block_ids))
         return num_new <= blocks.num_free_blocks
 
-    low, high = 0, max(0, num_steps)
+    low, high = 0, num_steps
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fit(middle) else (low, middle - 1)
