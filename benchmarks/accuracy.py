@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import constants_table
 import numpy as np
 from accuracy_data import Row, silicon_rows
 from accuracy_model import Floats, build_groups, hardware, model_class, predict
@@ -201,14 +202,19 @@ def main() -> int:
     if args.write:
         DOCS.write_text(text, encoding="utf-8")
         INTERVALS.write_text(intervals(found), encoding="utf-8")
+        constants_table.DOCS.write_text(
+            constants_table.with_constants(constants_table.DOCS.read_text(encoding="utf-8")), encoding="utf-8"
+        )
     if not args.check:
         print(text)
         return 0
     stale = not DOCS.exists() or is_stale(DOCS.read_text(encoding="utf-8"), text)
+    model = constants_table.DOCS.read_text(encoding="utf-8")
+    stale |= model != constants_table.with_constants(model) or INTERVALS.read_text(encoding="utf-8") != intervals(found)
     lost = [bar for bar in reached if not bar.holds and not bar.known_to_fail]
     print(bars_table(reached))
     if stale:
-        print("docs/accuracy.md is stale: run `python benchmarks/accuracy.py --write`")
+        print("docs/accuracy.md or docs/cost-model.md is stale: run `python benchmarks/accuracy.py --write`")
     for bar in lost:
         print(f"bar lost: {bar.name}")
     return 1 if stale or lost else 0

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accuracy_data import Row, silicon_rows
+from accuracy_data import DATA, Row, silicon_rows
 from accuracy_model import Floats, Group, build_groups, predict
 from published_data import published_rows
 
@@ -88,9 +88,9 @@ class Constant:
 
 
 def read_tables() -> Tables:
-    """Return the constants as they are."""
+    """Return the priors: kernel timings where there are any, assumptions elsewhere; not the fitted constants."""
     return {
-        name: tomllib.loads((PROFILES / f"{name}.toml").read_text(encoding="utf-8"))
+        name: tomllib.loads((DATA / "priors" / f"{name}.toml").read_text(encoding="utf-8"))
         for name in ("families", "engines", "links")
     }
 
@@ -268,8 +268,8 @@ def _copy(table: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _copy(v) if isinstance(v, dict) else v for k, v in table.items()}
 
 
-def write_tables(tables: Tables, folder: Path, source: str) -> None:
-    """Write the tables as TOML, every fitted section with the source of its numbers."""
+def write_tables(tables: Tables, folder: Path) -> None:
+    """Write the tables as TOML."""
     for name, table in tables.items():
         lines = [f"# Constants of the cost model: {name}. Written by benchmarks/fit_profiles.py.", ""]
         for section, entry in table.items():
@@ -277,6 +277,27 @@ def write_tables(tables: Tables, folder: Path, source: str) -> None:
             lines += [f"{_key(key)} = {_value(value)}" for key, value in entry.items()]
             lines.append("")
         (folder / f"{name}.toml").write_text("\n".join(lines), encoding="utf-8")
+
+
+SOURCES = {
+    "kernels": "kernel timings (aiconfigurator, Apache-2.0)",
+    "kernels, fitted": "kernel timings (aiconfigurator, Apache-2.0), then the training half of the serving rows",
+    "serving, fitted": "the training half of the serving rows, from generic priors",
+    "priors, fitted": "the training half of the serving rows",
+    "priors": "assumed: between the measured ones",
+}
+
+
+def name_sources(tables: Tables, items: list[Constant], problem: Problem) -> None:
+    """Write into every section where its numbers came from."""
+    touched = {(c.table, c.section) for c in items if any(problem.uses(c, g) for g in problem.groups)}
+    for name, table in tables.items():
+        for section, entry in table.items():
+            origin = entry.get("source", "priors")
+            if origin in SOURCES.values():
+                continue
+            found = f"{origin}, fitted" if (name, section) in touched and name != "links" else origin
+            entry["source"] = SOURCES.get(found, found)
 
 
 def _key(name: str) -> str:
@@ -305,13 +326,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--half", choices=("train", "test", "all"), default="train")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--write", type=Path, nargs="?", const=PROFILES)
+    parser.add_argument("--write", type=Path, nargs="?", const=PROFILES, help="folder; default: the package's")
     args = parser.parse_args()
     tables = read_tables()
     problem = Problem(training_rows(args.half), tables)
     fitted = fit(problem, constants(tables), args.rounds)
     if args.write:
-        write_tables(fitted, args.write, f"fitted to the {args.half} half")
+        name_sources(fitted, constants(tables), problem)
+        write_tables(fitted, args.write)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def test_more_users_wait_longer_and_get_more_in_all(isl: int, osl: int, concurre
 def test_a_cached_prefix_never_costs(isl: int, cached: float) -> None:
     cold = serve(EIGHT, Load(float(isl), 200.0, 32.0))
     warm = serve(EIGHT, Load(float(isl), 200.0, 32.0, cached_tokens=isl * cached))
-    # Prefill attention is priced by the length of its context, cached or not, so a short rest may not be exactly shorter.
+    # Prefill attention is priced by the length of its context, cached or not: a short rest may gain nothing.
     assert warm.ttft_s <= cold.ttft_s * 1.02
 
 

@@ -52,12 +52,12 @@ class FamilyConstants:
 class EngineConstants:
     """What an engine adds and how it schedules. Units: seconds, tokens.
 
-    `floor_scale` multiplies every kernel floor (launch by CUDA graph: 1), `memory_scale` every memory
-    efficiency. `kv_traffic` is how often decode attention moves its keys and values: once in fused kernels, more
-    where they are concatenated and repeated for every head (transformers). `first_token_*` is a request's fixed cost before its first token: tokenize, admit, sample, stream.
-    `burst_share` is the share of a closed loop's requests that arrive together, `lockstep_share` the same when all
-    requests have equal lengths, so that a batch that began together ends together; then `slot_wait` of a
-    request waits on average for a running one to end.
+    `floor_scale` multiplies every kernel floor (launch by CUDA graph: 1), `memory_scale` every memory efficiency.
+    `kv_traffic` is how often decode attention moves its keys and values: once in fused kernels, more where they are
+    concatenated and repeated for every head (transformers). `first_token_*` is a request's fixed cost before its first
+    token: tokenize, admit, sample, stream. `burst_share` is the share of a closed loop's requests that arrive together,
+    `lockstep_share` the same when all requests have equal lengths, so that a batch that began together ends together;
+    then `slot_wait` of a request waits on average for a running one to end.
     """
 
     step_overhead_s: float
