@@ -138,24 +138,18 @@ class ChatTemplate:
                 }
             )
         except (TypeError, ValueError, RecursionError) as error:
-            raise ChatTemplateError(
-                f"messages and template variables must be JSON values: {error}"
-            ) from error
+            raise ChatTemplateError(f"messages and template variables must be JSON values: {error}") from error
         with self._lock:
             if self._worker is None:
                 self._worker = TemplateProcess(self._max_memory_bytes)
             try:
                 # An escaped character takes up to 12 bytes; the rest is for the frame around the text.
-                return self._worker.ask(
-                    request.encode("ascii"), self._time_limit_s, 12 * self._max_output_chars + 4096
-                )
+                return self._worker.ask(request.encode("ascii"), self._time_limit_s, 12 * self._max_output_chars + 4096)
             except (EOFError, TimeoutError) as error:
                 self._worker.close()
                 self._worker = None
                 limit = f"{self._time_limit_s:g} s and {self._max_memory_bytes >> 20} MiB"
-                raise ChatTemplateError(
-                    f"the chat template was stopped: it may use at most {limit}"
-                ) from error
+                raise ChatTemplateError(f"the chat template was stopped: it may use at most {limit}") from error
 
 
 def _override(text: str) -> str:
@@ -167,9 +161,7 @@ def _override(text: str) -> str:
         return Path(text).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         names = ", ".join(sorted(BUILT_IN))
-        raise ChatTemplateError(
-            f"--chat-template {text!r}: neither one of {names} nor a readable file"
-        ) from error
+        raise ChatTemplateError(f"--chat-template {text!r}: neither one of {names} nor a readable file") from error
 
 
 def _plain(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,6 +182,4 @@ def _part(index: int, part: Any) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise ChatTemplateError(
-        f"messages[{index}].content has a part of type {kind!r}; only text parts are supported"
-    )
+    raise ChatTemplateError(f"messages[{index}].content has a part of type {kind!r}; only text parts are supported")

@@ -4,9 +4,11 @@ Two kinds exist among language models. `gpt2`: byte-level BPE with its merges an
 rules. `llama`: SentencePiece BPE, which stores no merges but a score for each piece: adjacent symbols merge
 whose union has the highest score, the leftmost first, and what is no piece falls back to bytes. A pair's rank
 is thus its union's score, so the merges are every way to cut a piece into two pieces, best score first;
-`tokenizers` then runs them. (Where one piece can be cut in several ways the longer left part goes first.
-Ranks cannot express "leftmost" between two cuts of one piece that share a symbol, as in a|aa and aa|a;
-merging from the left leaves no such overlap.)
+`tokenizers` then runs them.
+
+This equals the definition for vocabularies as training makes them: every character of a piece is a piece, and a
+piece scores below its parts. One thing ranks cannot express, "leftmost" between two cuts of one piece that share
+a symbol (a|aa and aa|a); merging from the left leaves no such overlap. The longer left part goes first.
 
 Source: the GGUF specification's tokenizer keys; sentencepiece's bpe_model.
 """
@@ -25,7 +27,8 @@ from mansard.loading.tokenizer import SPACE_MARK, TokenizerParts, end_token_ids
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)
 LITERAL_KINDS = (UNKNOWN, CONTROL, USER_DEFINED)
 MAX_TOKENS = 1 << 21  # the largest vocabularies have 2^18; this bounds the work a file can cause
-MAX_PIECE_CHARS = 1 << 23  # in all pieces together: each character is a place to cut at
+MAX_PIECE_CHARS = 1_024  # cutting a piece everywhere is quadratic in its length; real ones have some 16
+MAX_ALL_PIECES_CHARS = 1 << 23  # each character is a place to cut at
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 KINDS = {"gpt2": "byte-level BPE", "llama": "SentencePiece BPE"}
@@ -76,9 +79,7 @@ def rebuild_tokenizer(metadata: Mapping[str, object], path: str) -> TokenizerPar
 def _read_vocabulary(metadata: Mapping[str, object], path: str) -> _Vocabulary:
     texts = _array(metadata, path, "tokens", str)
     if not 0 < len(texts) <= MAX_TOKENS:
-        raise ModelFileError(
-            path, "tokenizer.ggml.tokens", len(texts), f"it must have 1 to {MAX_TOKENS:,} tokens"
-        )
+        raise ModelFileError(path, "tokenizer.ggml.tokens", len(texts), f"it must have 1 to {MAX_TOKENS:,} tokens")
     kinds = _array(metadata, path, "token_type", int, len(texts)) or [NORMAL] * len(texts)
     ids: dict[str, int] = dict(zip(reversed(texts), range(len(texts) - 1, -1, -1), strict=True))
     return _Vocabulary(path, texts, kinds, ids, metadata)
@@ -151,8 +152,10 @@ def _pieces(vocabulary: _Vocabulary) -> set[str]:
     """Return the tokens that ordinary text is made of, within what cutting them may cost."""
     kinds, texts = vocabulary.kinds, vocabulary.texts
     pieces = {text for text, kind in zip(texts, kinds, strict=True) if kind in (NORMAL, UNUSED, UNDEFINED)}
-    if (total := sum(map(len, pieces))) > MAX_PIECE_CHARS:
-        vocabulary.fail("tokens", total, f"ordinary pieces may have {MAX_PIECE_CHARS:,} characters together")
+    if (longest := max(map(len, pieces), default=0)) > MAX_PIECE_CHARS:
+        vocabulary.fail("tokens", longest, f"an ordinary piece may have {MAX_PIECE_CHARS:,} characters")
+    if (total := sum(map(len, pieces))) > MAX_ALL_PIECES_CHARS:
+        vocabulary.fail("tokens", total, f"all pieces may have {MAX_ALL_PIECES_CHARS:,} characters together")
     return pieces
 
 

@@ -52,16 +52,12 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """Write JSON as it is; jinja2's own filter escapes it for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def environment() -> jinja2.Environment:
     """Return the sandbox with what Hugging Face's templates expect of it."""
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
-    )
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
     made.filters["tojson"] = to_json
     made.globals["raise_exception"] = raise_exception
     made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -132,9 +128,7 @@ def serve(max_memory_bytes: int) -> None:
         return compiled[source]
 
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    made.from_string("{{ messages|tojson }}").render(
-        messages=[]
-    )  # everything is imported before memory is bound
+    made.from_string("{{ messages|tojson }}").render(messages=[])  # everything is imported before memory is bound
     limit_memory(max_memory_bytes)
     write_message(answers, {"ready": True})
     while (request := read_message(requests)) is not None:

@@ -104,9 +104,7 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
         self._alphabet = byte_alphabet() if parts.byte_level else {}
-        self._bytes: dict[
-            int, bytes
-        ] = {}  # filled as tokens are met: building it whole would cost start-up time
+        self._bytes: dict[int, bytes] = {}  # filled as tokens are met: building it whole would cost start-up time
 
     @classmethod
     def from_file(
@@ -224,9 +222,7 @@ class Tokenizer:
         byte = BYTE_TOKEN.fullmatch(text)
         return bytes([int(byte[1], 16)]) if byte else text.replace(SPACE_MARK, " ").encode()
 
-    def decode(
-        self, token_ids: Iterable[int], skip_special_tokens: bool = True, *, continues: bool = False
-    ) -> str:
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True, *, continues: bool = False) -> str:
         """Return the text of token ids; bytes that are not UTF-8 read as U+FFFD, one for each broken
         sequence.
 

@@ -56,9 +56,7 @@ class _StopString:
             raise ValueError("a stop string is empty; every text ends with it, so leave it out")
         self.pattern = pattern
         self.matched = 0
-        self._borders = [0] * len(
-            pattern
-        )  # of pattern[: i + 1]: its longest proper prefix that is a suffix too
+        self._borders = [0] * len(pattern)  # of pattern[: i + 1]: its longest proper prefix that is a suffix too
         length = 0
         for i in range(1, len(pattern)):
             while length and pattern[i] != pattern[length]:
