@@ -45,8 +45,8 @@ SPACE_MARK = "▁"  # SentencePiece's visible space
 class EncodingBackend(Protocol):
     """What we use of `tokenizers.Tokenizer`."""
 
-    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any:
-        """Return an object whose `ids` are the token ids."""
+    def encode_batch_fast(self, input: list[str], *, add_special_tokens: bool = True) -> list[Any]:
+        """Return for each text an object whose `ids` are the token ids."""
         ...
 
 
@@ -181,7 +181,9 @@ class Tokenizer:
         `add_special_tokens` adds what the tokenizer puts around a text (BOS, for some EOS). Lone surrogates
         are read as U+FFFD.
         """
-        ids: list[int] = self._parts.backend.encode(well_formed(text), add_special_tokens=False).ids
+        # The batch call lets other threads run meanwhile; `encode` would hold them for a second per megabyte.
+        encoded = self._parts.backend.encode_batch_fast([well_formed(text)], add_special_tokens=False)
+        ids: list[int] = encoded[0].ids
         if not add_special_tokens:
             return ids
         return [*self._parts.prefix_ids, *ids, *self._parts.suffix_ids]
