@@ -165,6 +165,17 @@ def test_a_stopped_process_is_replaced() -> None:
     assert template.render([]) == "done"
 
 
+def test_a_process_that_ended_between_renders_is_replaced() -> None:
+    """The system may end an idle process to get memory back."""
+    template = ChatTemplate("{{ 1 + 1 }}")
+    assert template.render([]) == "2"
+    worker = template._worker
+    assert worker is not None
+    worker._process.kill()
+    worker._process.wait()
+    assert template.render([]) == "2"
+
+
 def test_ordinary_long_chats_stay_within_the_limits() -> None:
     messages = [{"role": "user", "content": "é" * 2000} for _ in range(500)]
     assert len(ChatTemplate(BUILT_IN["chatml"]).render(messages)) > 1_000_000

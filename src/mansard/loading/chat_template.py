@@ -140,7 +140,7 @@ class ChatTemplate:
         except (TypeError, ValueError, RecursionError) as error:
             raise ChatTemplateError(f"messages and template variables must be JSON values: {error}") from error
         with self._lock:
-            if self._worker is None:
+            if self._worker is None or not self._worker.alive:
                 self._worker = TemplateProcess(self._max_memory_bytes)
             try:
                 # An escaped character takes up to 12 bytes; the rest is for the frame around the text.

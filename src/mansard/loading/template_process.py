@@ -48,6 +48,11 @@ class TemplateProcess:
         self._ready = False
         self._finalizer = weakref.finalize(self, _end, self._process)
 
+    @property
+    def alive(self) -> bool:
+        """Tell whether the process still runs; the system may have ended it meanwhile."""
+        return self._process.poll() is None
+
     def close(self) -> None:
         """End the process."""
         self._finalizer()
@@ -55,10 +60,14 @@ class TemplateProcess:
     def ask(self, request: bytes, time_limit_s: float, max_bytes: int) -> dict[str, Any]:
         """Send a request and wait for its answer.
 
-        Raises: TimeoutError after the limit; EOFError when the process has ended.
+        Raises: TimeoutError after the limit; EOFError when the process has ended; ChildProcessError when it never
+        began.
         """
         if not self._ready:
-            self._read(time.monotonic() + START_LIMIT_S, max_bytes)
+            try:
+                self._read(time.monotonic() + START_LIMIT_S, max_bytes)
+            except (EOFError, TimeoutError) as error:
+                raise ChildProcessError("the chat template's process did not start; is jinja2 installed?") from error
             self._ready = True
         assert self._process.stdin is not None
         deadline = time.monotonic() + time_limit_s
