@@ -7,23 +7,34 @@
 
 namespace mansard {
 
-// q = round(x / scale), scale = max|x| / 127 over each 32 columns; columns is a multiple of 32.
+// Write sixteen integers as one plane of int8, or as two: v = 256 · high + low with low in [-128, 127].
 template <class L>
-void quantize(const float* x, int columns, int8_t* q, float* scale, int32_t* sums) {
+inline int32_t store_planes(typename L::I v, int8_t* q, int8_t* low) {
+  int32_t t[16], sum = 0;
+  L::store_int(t, v);
+  for (int i = 0; i < 16; ++i) {
+    sum += t[i];
+    const int32_t high = low ? (t[i] + 128) >> 8 : t[i];
+    q[i] = int8_t(high);
+    if (low) low[i] = int8_t(t[i] - 256 * high);
+  }
+  return sum;
+}
+
+// q = round(x / scale), scale = max|x| / levels over each 32 columns; columns is a multiple of 32.
+template <class L>
+void quantize(const float* x, int columns, int8_t* q, int8_t* low, float* scale, int32_t* sums) {
+  const float levels = low ? 127.f * 256.f : 127.f;
   for (int g = 0; g < columns / 32; ++g, x += 32, q += 32) {
     const auto a = L::load(x), b = L::load(x + 16);
     const float peak = L::reduce_max(L::max(L::abs(a), L::abs(b)));
-    const float inverse = peak > 0.f ? 127.f / peak : 0.f;
-    const auto ia = L::to_int(L::mul(a, L::set1(inverse))), ib = L::to_int(L::mul(b, L::set1(inverse)));
-    L::store_i8(q, ia);
-    L::store_i8(q + 16, ib);
+    // A peak so small that its inverse overflows is quantized to zeros.
+    const float inverse = peak > 1e-30f ? levels / peak : 0.f;
+    *sums++ = store_planes<L>(L::to_int(L::mul(a, L::set1(inverse))), q, low);
+    *sums++ = store_planes<L>(L::to_int(L::mul(b, L::set1(inverse))), q + 16, low ? low + 16 : nullptr);
+    if (low) low += 32;
     // A row that is not finite stays so: its scale poisons every product, and the sampler refuses the result.
-    scale[g] = std::isfinite(peak) ? peak / 127.f : std::nanf("");
-    for (int half = 0; half < 2; ++half) {
-      int32_t s = 0;
-      for (int i = 0; i < 16; ++i) s += q[16 * half + i];
-      *sums++ = s;
-    }
+    scale[g] = std::isfinite(peak) ? peak / levels : std::nanf("");
   }
 }
 

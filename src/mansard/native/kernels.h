@@ -67,7 +67,8 @@ static inline size_t attend_scratch(int rows, int padded_dim) {
 
 struct Kernels {
   const char* isa;
-  void (*quantize)(const float* x, int columns, int8_t* q, float* scale, int32_t* sums);
+  // Quantize a row to one plane (low null) or two planes of int8.
+  void (*quantize)(const float* x, int columns, int8_t* q, int8_t* low, float* scale, int32_t* sums);
   void (*linear)(const LinearArgs& args, int panel_begin, int panel_end);
   void (*dequantize_row)(const PackedWeight& w, int row, float* out);
   // out = x / rms(x) · w, or out += …; w already holds the 1 of Gemma's unit offset.

@@ -73,15 +73,11 @@ struct LanesAvx2 {
   }
 
   static I iset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+  static I shift_left_8(I x) { return {_mm256_slli_epi32(x.a, 8), _mm256_slli_epi32(x.b, 8)}; }
   static I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
   static F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
   static I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
-  static void store_i8(int8_t* p, I x) {
-    int32_t t[16];
-    _mm256_storeu_si256((__m256i*)t, x.a);
-    _mm256_storeu_si256((__m256i*)(t + 8), x.b);
-    for (int i = 0; i < 16; ++i) p[i] = int8_t(t[i]);
-  }
+  static void store_int(int32_t* p, I x) { _mm256_storeu_si256((__m256i*)p, x.a); _mm256_storeu_si256((__m256i*)(p + 8), x.b); }
 
   static Bytes load_bytes(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};

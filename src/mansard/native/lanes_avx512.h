@@ -50,10 +50,11 @@ struct LanesAvx512 {
   static float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
 
   static I iset1(int32_t x) { return _mm512_set1_epi32(x); }
+  static I shift_left_8(I a) { return _mm512_slli_epi32(a, 8); }
   static I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static I to_int(F a) { return _mm512_cvtps_epi32(a); }
-  static void store_i8(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(a)); }
+  static void store_int(int32_t* p, I a) { _mm512_storeu_si512(p, a); }
 
   static Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static Bytes low_nibbles(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }

@@ -100,10 +100,11 @@ struct LanesPortable {
   static float reduce_max(F a) { float m = a.v[0]; for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m; return m; }
 
   static I iset1(int32_t x) { return imap([&](int) { return x; }); }
+  static I shift_left_8(I a) { return imap([&](int i) { return int32_t(uint32_t(a.v[i]) << 8); }); }
   static I iadd(I a, I b) { return imap([&](int i) { return a.v[i] + b.v[i]; }); }
   static F to_float(I a) { return map([&](int i) { return float(a.v[i]); }); }
   static I to_int(F a) { return imap([&](int i) { return int32_t(std::nearbyint(a.v[i])); }); }
-  static void store_i8(int8_t* p, I a) { for (int i = 0; i < 16; ++i) p[i] = int8_t(a.v[i]); }
+  static void store_int(int32_t* p, I a) { std::memcpy(p, a.v, 64); }
 
   static Bytes load_bytes(const uint8_t* p) { Bytes b; std::memcpy(b.v, p, 64); return b; }
   static Bytes low_nibbles(Bytes b) { for (auto& x : b.v) x &= 15; return b; }

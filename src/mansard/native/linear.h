@@ -45,8 +45,8 @@ inline void write_out(const LinearArgs& a, int row, int panel, typename L::F v) 
   else L::store_partial(out, v, n);
 }
 
-// Integer path: int8 activations against u4 or u8 codes.
-template <class L, class G, int Panels, int Rows>
+// Integer path: one or two planes of int8 activations against u4 or u8 codes.
+template <class L, class G, int Planes, int Panels, int Rows>
 inline void integer_tile(const LinearArgs& a, int row, int panel) {
   using F = typename L::F;
   const PackedWeight& w = *a.weight;
@@ -73,11 +73,20 @@ inline void integer_tile(const LinearArgs& a, int row, int panel) {
         const int32_t* sums = x.row_sums(row + r) + g * (G::group / 16);
         const float sx = x.scales(row + r)[g * G::group / kActivationGroup];
         const int32_t sum = G::group == 32 ? sums[0] + sums[1] : sums[0];
-        auto even = L::iset1(-w.zero * sum), odd = L::iset1(0);
+        auto even = L::iset1(Planes == 1 ? -w.zero * sum : 0), odd = L::iset1(0);
 #pragma GCC unroll 8
         for (int i4 = 0; i4 < G::quads; i4 += 2) {
           even = L::dot4(even, codes[i4], xq + 4 * i4);
           odd = L::dot4(odd, codes[i4 + 1], xq + 4 * i4 + 4);
+        }
+        if constexpr (Planes == 2) {
+          const int8_t* xl = x.low_row(row + r) + g * G::group;
+          even = L::iadd(L::shift_left_8(L::iadd(even, odd)), L::iset1(-w.zero * sum)), odd = L::iset1(0);
+#pragma GCC unroll 8
+          for (int i4 = 0; i4 < G::quads; i4 += 2) {
+            even = L::dot4(even, codes[i4], xl + 4 * i4);
+            odd = L::dot4(odd, codes[i4 + 1], xl + 4 * i4 + 4);
+          }
         }
         acc[i][r] = L::fma(L::mul(scale, L::set1(sx)), L::to_float(L::iadd(even, odd)), acc[i][r]);
         if constexpr (G::offset) acc[i][r] = L::fma(offset, L::set1(sx * float(sum)), acc[i][r]);
@@ -173,8 +182,12 @@ inline void cover(const LinearArgs& a, int begin, int end) {
 template <int Bits, int Group, bool Offset, bool Table>
 struct GroupedTiles {
   template <class L, int Panels, int Rows>
-  struct Integer {
-    static void run(const LinearArgs& a, int r, int p) { integer_tile<L, Grouped<L, Bits, Group, Offset, Table>, Panels, Rows>(a, r, p); }
+  struct OnePlane {
+    static void run(const LinearArgs& a, int r, int p) { integer_tile<L, Grouped<L, Bits, Group, Offset, Table>, 1, Panels, Rows>(a, r, p); }
+  };
+  template <class L, int Panels, int Rows>
+  struct TwoPlanes {
+    static void run(const LinearArgs& a, int r, int p) { integer_tile<L, Grouped<L, Bits, Group, Offset, Table>, 2, Panels, Rows>(a, r, p); }
   };
   template <class L, int Panels, int Rows>
   struct Exact {
@@ -182,8 +195,9 @@ struct GroupedTiles {
   };
   template <class L>
   static void run(const LinearArgs& a, int begin, int end) {
-    if (a.q) cover<L, Integer>(a, begin, end);
-    else cover<L, Exact>(a, begin, end);
+    if (!a.q) cover<L, Exact>(a, begin, end);
+    else if (a.q->low) cover<L, TwoPlanes>(a, begin, end);
+    else cover<L, OnePlane>(a, begin, end);
   }
 };
 

@@ -24,14 +24,14 @@ Buffer allocate(size_t bytes) {
 
 void Unmap::operator()(uint8_t* p) const { munmap(p, bytes); }
 
-QuantizedRows ActivationScratch::reserve(int rows, int columns) {
+QuantizedRows ActivationScratch::reserve(int rows, int columns, bool two_planes) {
   const size_t n = size_t(rows) * columns;
-  if (q.size() < n) q.resize(n), scale.resize(n / 32), sums.resize(n / 16);
-  return {q.data(), scale.data(), sums.data(), columns};
+  if (q.size() < n) q.resize(n), low.resize(two_planes ? n : 0), scale.resize(n / 32), sums.resize(n / 16);
+  return {q.data(), two_planes ? low.data() : nullptr, scale.data(), sums.data(), columns};
 }
 
-Model::Model(const Kernels* kernels, int num_threads, bool exact, ModelLimits limits)
-    : kernels_(kernels), pool_(num_threads), exact_(exact), limits_(limits), thread_activations_(num_threads), thread_floats_(num_threads) {}
+Model::Model(const Kernels* kernels, int num_threads, Activations activations, ModelLimits limits)
+    : kernels_(kernels), pool_(num_threads), activations_(activations), limits_(limits), thread_activations_(num_threads), thread_floats_(num_threads) {}
 
 int Model::add_register(int width) {
   const int stride = (width + kLanes - 1) / kLanes * kLanes;
@@ -97,30 +97,31 @@ void Model::copy_block(int source, int destination) {
 
 void Model::quantize_rows(const float* x, int x_stride, const int32_t* row_of, int begin, int end, const QuantizedRows& out) const {
   for (int r = begin; r < end; ++r)
-    kernels_->quantize(x + size_t(row_of ? row_of[r] : r) * x_stride, out.columns, out.row(r), out.scales(r), out.row_sums(r));
+    kernels_->quantize(x + size_t(row_of ? row_of[r] : r) * x_stride, out.columns, out.row(r), out.low_row(r), out.scales(r), out.row_sums(r));
 }
 
 void Model::linear(const std::vector<int>& weights, const float* x, int x_stride, int rows, const int32_t* row_of, float* out,
                    int out_stride, const float* bias, bool add, int thread) {
   // A few values are quantized by every thread for itself, which is cheaper than meeting at a barrier.
   constexpr int redundant = 8192;
+  const bool exact = activations_ == Activations::Float32, two_planes = activations_ == Activations::Int16;
   const int threads = pool_.size(), columns = weight(weights[0]).columns;
   bool any_grouped = false, any_dense = false;
   int total = 0;
   for (int w : weights) {
-    const bool quantized = weight(w).grouped() && !exact_;
+    const bool quantized = weight(w).grouped() && !exact;
     any_grouped |= quantized, any_dense |= !quantized;
     total += weight(w).panels();
   }
   QuantizedRows q{};
   if (any_grouped) {
     if (threads == 1 || rows * columns <= redundant) {
-      q = thread_activations_[thread].reserve(rows, columns);
+      q = thread_activations_[thread].reserve(rows, columns, two_planes);
       quantize_rows(x, x_stride, row_of, 0, rows, q);
     } else {
-      if (thread == 0) shared_activations_.reserve(limits_.max_tokens, max_columns_);
+      if (thread == 0) shared_activations_.reserve(limits_.max_tokens, max_columns_, two_planes);
       barrier();
-      q = {shared_activations_.q.data(), shared_activations_.scale.data(), shared_activations_.sums.data(), columns};
+      q = shared_activations_.reserve(rows, columns, two_planes);
       const Share share(rows, thread, threads);
       quantize_rows(x, x_stride, row_of, share.begin, share.end, q);
       barrier();
@@ -138,7 +139,7 @@ void Model::linear(const std::vector<int>& weights, const float* x, int x_stride
     const int begin = std::max(share.begin, first) - first, end = std::min(share.end, first + w.panels()) - first;
     if (begin < end) {
       LinearArgs a;
-      a.weight = &w, a.x = x, a.x_stride = x_stride, a.q = w.grouped() && !exact_ ? &q : nullptr, a.rows = rows;
+      a.weight = &w, a.x = x, a.x_stride = x_stride, a.q = w.grouped() && !exact ? &q : nullptr, a.rows = rows;
       a.out = out + column, a.out_stride = out_stride, a.bias = bias ? bias + column : nullptr, a.add = add;
       kernels_->linear(a, begin, end);
     }

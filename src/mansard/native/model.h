@@ -40,11 +40,13 @@ struct RopeTable {
 };
 
 // Rows of activations made ready for a linear op: as they are, or quantized to int8.
+enum class Activations : uint8_t { Int8, Int16, Float32 };
+
 struct ActivationScratch {
-  std::vector<int8_t> q;
+  std::vector<int8_t> q, low;
   std::vector<float> scale;
   std::vector<int32_t> sums;
-  QuantizedRows reserve(int rows, int columns);
+  QuantizedRows reserve(int rows, int columns, bool two_planes);
 };
 
 class Model;
@@ -63,7 +65,7 @@ struct ModelLimits {
 
 class Model {
  public:
-  Model(const Kernels* kernels, int num_threads, bool exact, ModelLimits limits);
+  Model(const Kernels* kernels, int num_threads, Activations activations, ModelLimits limits);
 
   int add_register(int width);
   int add_weight(const std::string& format, const uint8_t* data, size_t num_bytes, int rows, int columns);
@@ -102,7 +104,7 @@ class Model {
 
   const Kernels* kernels_;
   ThreadPool pool_;
-  const bool exact_;
+  const Activations activations_;
   const ModelLimits limits_;
   std::vector<Register> registers_;
   std::vector<std::unique_ptr<PackedWeight>> weights_;

@@ -50,6 +50,13 @@ ActivationKind activation(const std::string& name) {
   throw std::invalid_argument("unknown activation " + name);
 }
 
+Activations activation_kind(const std::string& name) {
+  if (name == "int8") return Activations::Int8;
+  if (name == "int16") return Activations::Int16;
+  if (name == "float32") return Activations::Float32;
+  throw std::invalid_argument("unknown activation format " + name + "; known: int8, int16, float32");
+}
+
 KvFormat kv_format(const std::string& name) {
   if (name == "f32") return KvFormat::F32;
   if (name == "f16") return KvFormat::F16;
@@ -60,8 +67,8 @@ KvFormat kv_format(const std::string& name) {
 }
 
 struct NativeModel : Model {
-  NativeModel(const std::string& isa, int num_threads, bool exact, int max_tokens, int max_positions, int num_blocks)
-      : Model(kernels_or_throw(isa), num_threads, exact, {max_tokens, max_positions, num_blocks}) {
+  NativeModel(const std::string& isa, int num_threads, const std::string& activations, int max_tokens, int max_positions, int num_blocks)
+      : Model(kernels_or_throw(isa), num_threads, activation_kind(activations), {max_tokens, max_positions, num_blocks}) {
     require(max_tokens > 0 && max_positions > 0 && num_blocks > 0, "max_tokens, max_positions and num_blocks must be positive");
   }
 
@@ -253,7 +260,7 @@ NB_MODULE(_native, m) {
     return names;
   }, "The kernel sets this processor can run, slowest first.");
   nb::class_<NativeModel>(m, "Model")
-      .def(nb::init<const std::string&, int, bool, int, int, int>(), "isa"_a, "num_threads"_a, "exact"_a, "max_tokens"_a,
+      .def(nb::init<const std::string&, int, const std::string&, int, int, int>(), "isa"_a, "num_threads"_a, "activations"_a, "max_tokens"_a,
            "max_positions"_a, "num_blocks"_a)
       .def("add_register", [](NativeModel& s, int width) { require(width > 0, "a register needs a width"); return s.add_register(width); }, "width"_a)
       .def("add_weight", &NativeModel::weight_from, "format"_a, "data"_a, "rows"_a, "columns"_a)

@@ -54,13 +54,16 @@ struct PackedWeight {
   size_t bytes() const { return size_t(panels()) * panel_bytes; }
 };
 
-// Rows of int8 activations: value = scale[group] · q, with the sums of q over each 16 columns.
+// Rows of quantized activations: value = scale[group] · q, with the sums of q over each 16 columns. q is one plane of
+// int8, or two: 256 · high + low.
 struct QuantizedRows {
-  int8_t* q;
+  int8_t* q;    // the only or the high plane
+  int8_t* low;  // null: one plane
   float* scale;
   int32_t* sums;
   int columns;
   int8_t* row(int r) const { return q + size_t(r) * columns; }
+  int8_t* low_row(int r) const { return low ? low + size_t(r) * columns : nullptr; }
   float* scales(int r) const { return scale + size_t(r) * (columns / 32); }
   int32_t* row_sums(int r) const { return sums + size_t(r) * (columns / 16); }
 };

@@ -27,6 +27,7 @@ from mansard.runtime.machine import available_memory_bytes, num_usable_cores
 from mansard.runtime.model import EngineOptions, LoadedModel
 from mansard.runtime.native_program import NativeLimits, compile_program
 from mansard.runtime.sampler import Sampler
+from mansard.runtime.structured_output import StructuredOutput
 from mansard.specs.gguf_config import ROPE_FACTOR_TENSORS, from_gguf
 from mansard.specs.hf_config import from_hf, supported_by_engine
 from mansard.specs.model import ModelSpec
@@ -47,7 +48,8 @@ def load_model(model: str, options: EngineOptions) -> LoadedModel:
         loaded = build(spec, weights, options)
         words = tokenizer.result()
     eos = words.eos_token_ids
-    executor = NativeExecutor(loaded.native, spec.vocab_size, Sampler(spec.vocab_size, eos))
+    structures = StructuredOutput(words, spec.vocab_size, eos)
+    executor = NativeExecutor(loaded.native, spec.vocab_size, Sampler(spec.vocab_size, eos, structures))
     return LoadedModel(
         name=files.name,
         spec=spec,
@@ -60,6 +62,7 @@ def load_model(model: str, options: EngineOptions) -> LoadedModel:
         chat_template=_chat_template(words, options),
         fingerprint=_fingerprint(files, loaded.limits),
         load_s=time.perf_counter() - start,
+        structures=structures,
     )
 
 
@@ -109,7 +112,7 @@ def build(spec: ModelSpec, weights: Weights, options: EngineOptions) -> _Built:
         num_blocks=sizing.num_blocks,
         kv_dtype=sizing.kv_dtype,
         num_threads=options.num_threads or num_usable_cores(),
-        exact=options.activations == "float32",
+        activations=options.activations,
         isa=options.isa,
     )
     return _Built(compile_program(program, weights, limits), limits)
@@ -146,7 +149,7 @@ def _json(path: Path) -> Mapping[str, object]:
 def _fingerprint(files: ModelFiles, limits: NativeLimits) -> str:
     """Name what changes a block's contents beside its tokens: the files and how they are computed with."""
     parts = [f"{p}:{p.stat().st_size}:{p.stat().st_mtime_ns}" for p in files.weights]
-    parts += [limits.kv_dtype, str(limits.exact), str(limits.max_model_len)]
+    parts += [limits.kv_dtype, limits.activations, str(limits.max_model_len)]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 

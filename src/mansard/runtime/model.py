@@ -16,6 +16,7 @@ from mansard.specs.model import ModelSpec
 if TYPE_CHECKING:
     from mansard.loading.chat_template import ChatTemplate
     from mansard.loading.tokenizer import Tokenizer
+    from mansard.runtime.structured_output import StructuredOutput
 
 DEFAULT_MODEL = "smollm2"
 
@@ -40,7 +41,7 @@ class EngineOptions:
     enable_priority: bool = False  # let requests say which run first
     seed: int = 0
     chat_template: str | None = None  # a built-in name, a file or a template's text; None: the model's own
-    activations: Literal["int8", "float32"] = "int8"  # what quantized weights are multiplied with
+    activations: Literal["int8", "int16", "float32"] = "int8"  # what quantized weights are multiplied with
     isa: str = ""  # portable, avx2 or avx512; "": the best this processor runs
 
     def __post_init__(self) -> None:
@@ -80,6 +81,7 @@ class LoadedModel:
     chat_template: ChatTemplate | None = None
     fingerprint: str = ""
     load_s: float = 0.0
+    structures: StructuredOutput | None = None  # what the executor's sampler constrains outputs with
 
 
 def load(model: str, options: EngineOptions) -> LoadedModel:
