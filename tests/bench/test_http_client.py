@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\nContent-Type: text/plain\r\n\
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     ends = sorted({min(c, len(data)) for c in cuts} | {0, len(data)})
-    return [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(ends)]
 
 
 @given(st.sampled_from([CHUNKED, SIZED, b"HTTP/1.1 100 Continue\r\n\r\n" + CHUNKED]), st.lists(st.integers(0, 130)))
