@@ -35,8 +35,10 @@ class Command:
         return loaded
 
 
-RUN = "Run"
+PLAN, RUN = "Plan", "Run"
 COMMANDS: tuple[Command, ...] = (
+    Command("plan", "mansard.commands.plan:plan", "Say what it takes to serve a model, before a GPU is rented.", PLAN),
+    Command("simulate", "mansard.commands.simulate:simulate", "Simulate a deployment under traffic.", PLAN),
     Command("serve", "mansard.commands.serve:serve", "Serve a model over OpenAI's HTTP API.", RUN),
     Command("generate", "mansard.commands.generate:generate", "Continue one prompt and print its speed.", RUN),
     Command("chat", "mansard.commands.chat:chat", "Talk with a model in the terminal.", RUN),

@@ -1,0 +1,1 @@
+"""Planning for people: names in, a typed plan out, and its faces: terminal, JSON, CSV, a page."""
