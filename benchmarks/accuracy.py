@@ -13,14 +13,15 @@ import argparse
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import constants_table
 import numpy as np
-from accuracy_data import Row, silicon_rows
+from accuracy_data import DATA, Row, silicon_rows
 from accuracy_model import Floats, build_groups, hardware, model_class, predict
 from accuracy_report import Bar, Section, bars_table, error_table, render
+from fit_profiles import read_tables, using
 from published_data import published_rows
 
 import mansard.cost.profiles as profiles
@@ -141,6 +142,12 @@ def bars(found: Evaluation) -> list[Bar]:
     return result
 
 
+def swapped_bars() -> list[Bar]:
+    """Return the bars with the halves exchanged: constants of the other half's fit, judged on this one."""
+    with using(read_tables(DATA / "swapped")):
+        return [replace(bar, unseen=bar.fitted, fitted=bar.unseen) for bar in bars(evaluate())]
+
+
 def _statistic(errors: Floats, kind: str) -> float:
     size = 100.0 * np.abs(errors)
     return float(np.median(size) if kind == "median" else np.percentile(size, 90))
@@ -198,7 +205,7 @@ def main() -> int:
     args = parser.parse_args()
     found = evaluate()
     reached = bars(found)
-    text = render(found, reached, sections(found))
+    text = render(found, reached, swapped_bars(), sections(found))
     if args.write:
         DOCS.write_text(text, encoding="utf-8")
         INTERVALS.write_text(intervals(found), encoding="utf-8")

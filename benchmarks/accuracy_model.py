@@ -27,6 +27,14 @@ from mansard.specs.model_presets import presets
 Floats = NDArray[np.float64]
 
 
+def _clients() -> dict[str, float]:
+    path = next(p for p in (DATA / "clients.toml", DATA / "priors" / "clients.toml") if p.exists())
+    return {name: entry["first_token_s"] for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items()}
+
+
+CLIENTS = _clients()  # what one source's own client adds to TTFT, by engine; a property of its runs with equal lengths
+
+
 @functools.cache
 def model_spec(name: str) -> ModelSpec:
     """Return a preset, or one of the models that only the measurements know."""
@@ -105,7 +113,9 @@ def predict(groups: Iterable[Group], profile: Callable[[Group], Profile] | None 
         if profile is not None:
             group.priced.profile = profile(group)
         found = serve(group.priced, group.load)
-        parts["ttft"].append(np.asarray(found.ttft_s))
+        first = group.rows[0]
+        client = CLIENTS.get(first.engine, 0.0) if first.scenario == "closed-loop" and first.equal_lengths else 0.0
+        parts["ttft"].append(np.asarray(found.ttft_s) + client)
         parts["tpot"].append(np.asarray(found.tpot_s))
         parts["throughput"].append(np.asarray(found.output_tokens_per_s))
     return {key: np.concatenate(value) for key, value in parts.items()}

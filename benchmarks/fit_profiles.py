@@ -10,17 +10,18 @@ constants depend on the data; `--write` replaces the TOML files, which are other
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from accuracy_data import DATA, Row, silicon_rows
-from accuracy_model import Floats, Group, build_groups, predict
+from accuracy_model import CLIENTS, Floats, Group, build_groups, predict
 from published_data import published_rows
 
 import mansard.cost.profiles as profiles
@@ -32,13 +33,14 @@ Tables = dict[str, dict[str, dict[str, Any]]]
 FAMILY_PRIORS: dict[str, tuple[float, float, float]] = {
     "gemm_floor_s": (0.4, 5e-7, 4e-5),
     "gemm_memory.16": (0.06, 0.5, 1.0),
-    "gemm_memory.8": (0.08, 0.4, 1.0),
-    "gemm_memory.4": (0.12, 0.3, 1.0),
+    "gemm_memory.8": (0.15, 0.4, 1.0),
+    "gemm_memory.4": (0.15, 0.3, 1.0),
     "gemm_compute.bf16": (0.06, 0.4, 1.0),
     "gemm_compute.fp8": (0.08, 0.3, 1.0),
     "gemm_compute.fp4": (0.12, 0.3, 1.0),
     "decode_attention_floor_s": (0.3, 1e-6, 6e-5),
-    "decode_attention_memory": (0.1, 0.4, 1.0),
+    "decode_attention_memory.16": (0.08, 0.4, 1.0),
+    "decode_attention_memory.8": (0.08, 0.4, 1.0),
     "prefill_attention_peak": (0.2, 0.3, 1.0),
     "elementwise_floor_s": (0.4, 2e-7, 1e-5),
     "moe_floor_s": (0.6, 2e-6, 2e-4),
@@ -51,14 +53,18 @@ FAMILY_PRIORS: dict[str, tuple[float, float, float]] = {
 ENGINE_PRIORS: dict[str, tuple[float, float, float]] = {
     "step_overhead_s": (0.8, 5e-5, 1e-2),
     "sequence_overhead_s": (0.8, 1e-7, 5e-5),
-    "first_token_s": (1.0, 1e-3, 0.5),
-    "first_token_layer_s": (1.0, 1e-6, 5e-3),
-    "first_token_moe_layer_s": (1.5, 1e-6, 1e-2),
+    "first_token_s": (0.7, 1e-3, 0.5),
+    "prompt_layer_s": (1.0, 1e-6, 5e-3),
+    "prompt_moe_layer_s": (1.5, 1e-6, 1e-2),
     "burst_share": (0.7, 0.02, 1.0),
     "lockstep_share": (0.7, 0.02, 1.0),
     "slot_wait": (1.0, 0.01, 2.0),
-    "memory_scale": (0.05, 0.6, 1.1),
-    "compute_scale": (0.05, 0.6, 1.1),
+    "memory_scale": (0.08, 0.6, 1.1),
+    "compute_scale": (0.08, 0.6, 1.1),
+    "moe_scale": (0.15, 0.6, 1.3),
+    "network_scale": (0.25, 0.4, 2.0),
+    "floor_scale": (0.15, 0.5, 2.0),
+    "data_parallel_wait_steps": (1.0, 0.1, 100.0),
 }
 EAGER = {"floor_scale": (1.0, 0.5, 60.0), "memory_scale": (0.2, 0.35, 1.1), "step_overhead_s": (0.8, 1e-5, 3e-2)}
 LINK_PRIORS: dict[str, tuple[float, float, float]] = {
@@ -87,11 +93,11 @@ class Constant:
     high: float
 
 
-def read_tables() -> Tables:
+def read_tables(folder: Path = DATA / "priors") -> Tables:
     """Return the priors: kernel timings where there are any, assumptions elsewhere; not the fitted constants."""
     return {
-        name: tomllib.loads((DATA / "priors" / f"{name}.toml").read_text(encoding="utf-8"))
-        for name in ("families", "engines", "links")
+        name: tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
+        for name in ("families", "engines", "links", "clients")
     }
 
 
@@ -126,6 +132,7 @@ def constants(tables: Tables) -> list[Constant]:
         ("engines", EAGER_ENGINES, EAGER),
         ("engines", ("transformers",), TRAFFIC),
         ("links", LINKS, LINK_PRIORS),
+        ("clients", ("vllm", "sglang", "trtllm"), {"first_token_s": (1.5, 1e-3, 0.5)}),
     ]
     for table, sections, priors in plan:
         for section in sections:
@@ -150,7 +157,7 @@ class Problem:
 
     def uses(self, constant: Constant, group: Group) -> bool:
         """Say whether a constant has any part in a group's price."""
-        if constant.table == "engines":
+        if constant.table in ("engines", "clients"):
             return group.rows[0].engine == constant.section
         if constant.table == "families":
             return profiles.family_name(group.priced.hardware) == constant.section
@@ -172,7 +179,8 @@ class Problem:
         for metric, values in residuals.items():
             limit = HUBER[metric]
             size = np.abs(values)
-            robust = np.where(size <= limit, values, np.sign(values) * np.sqrt(2 * limit * size - limit**2))
+            tail = np.sqrt(np.maximum(2 * limit * size - limit**2, 0.0))
+            robust = np.where(size <= limit, values, np.sign(values) * tail)
             parts.append(np.where(np.isnan(values), 0.0, robust) * WEIGHTS[metric] * self.weights[rows] * usable)
         return np.concatenate(parts)
 
@@ -185,9 +193,23 @@ def install(tables: Tables) -> None:
     """Make the library use these constants instead of its files."""
     for cached in (profiles.family_constants, profiles.engine_constants, profiles.link_constants):
         cached.cache_clear()
-    profiles._table.cache_clear()
+    CLIENTS.update({engine: entry["first_token_s"] for engine, entry in tables["clients"].items()})
     files = profiles._table.__wrapped__
     profiles._table = _Override(tables, files)  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def using(tables: Tables) -> Iterator[None]:
+    """Use these constants for a while, then the library's own again."""
+    own, clients = profiles._table, dict(CLIENTS)
+    install(tables)
+    try:
+        yield
+    finally:
+        profiles._table = own
+        CLIENTS.update(clients)
+        for cached in (profiles.family_constants, profiles.engine_constants, profiles.link_constants):
+            cached.cache_clear()
 
 
 class _Override:
@@ -203,12 +225,31 @@ class _Override:
         """Nothing is cached."""
 
 
+def numeric_jacobian(
+    problem: Problem, tables: Tables, items: list[Constant], x: Floats, vector: Floats, usable: Floats
+) -> Floats:
+    """Return how the residuals change with the logarithm of each constant, pricing only the groups that use it."""
+    starts = np.cumsum([0, *(len(g.rows) for g in problem.groups)])
+    n = len(problem.rows)
+    jacobian = np.zeros((len(vector), len(items)))
+    for j, item in enumerate(items):
+        index = [i for i, g in enumerate(problem.groups) if problem.uses(item, g)]
+        if not index:
+            continue
+        rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in index])
+        where = np.concatenate([rows + k * n for k in range(3)])
+        store(tables, item, math.exp(x[j] + DIFFERENCE))
+        moved = problem.residuals(tables, [problem.groups[i] for i in index], [problem.rows[r] for r in rows])
+        store(tables, item, math.exp(x[j]))
+        jacobian[where, j] = (problem.vector(moved, rows, usable[rows]) - vector[where]) / DIFFERENCE
+    return jacobian
+
+
 def fit(problem: Problem, items: list[Constant], rounds: int, verbose: bool = True) -> Tables:
     """Return the tables with every constant fitted by Gauss-Newton with a numeric Jacobian."""
     tables = {name: _copy(table) for name, table in problem.tables.items()}
     x = np.array([math.log(c.prior) for c in items])
     prior, sigma = x.copy(), np.array([c.sigma for c in items])
-    starts = np.cumsum([0, *(len(g.rows) for g in problem.groups)])
     base = problem.residuals(tables, problem.groups, problem.rows)
     usable = np.where(
         np.isnan(_measured([r.tpot_s for r in problem.rows])) | (_tpots(problem) > problem.light), 1.0, 0.0
@@ -219,20 +260,7 @@ def fit(problem: Problem, items: list[Constant], rounds: int, verbose: bool = Tr
         cost = float(vector @ vector + np.sum(((x - prior) / sigma) ** 2) * PRIOR_WEIGHT)
         if verbose:
             print(f"round {turn}: cost {cost:.3f}", flush=True)
-        jacobian = np.zeros((len(vector), len(items)))
-        n = len(problem.rows)
-        for j, item in enumerate(items):
-            index = [i for i, g in enumerate(problem.groups) if problem.uses(item, g)]
-            if not index:
-                continue
-            rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in index])
-            store(tables, item, math.exp(x[j] + 0.02))
-            groups = [problem.groups[i] for i in index]
-            moved = problem.residuals(tables, groups, [problem.rows[r] for r in rows])
-            store(tables, item, math.exp(x[j]))
-            change = problem.vector(moved, rows, usable[rows])
-            old = np.concatenate([vector[rows + k * n] for k in range(3)])
-            jacobian[np.concatenate([rows + k * n for k in range(3)]), j] = (change - old) / 0.02
+        jacobian = numeric_jacobian(problem, tables, items, x, vector, usable)
         normal = jacobian.T @ jacobian + np.diag(PRIOR_WEIGHT / sigma**2)
         gradient = jacobian.T @ vector + PRIOR_WEIGHT * (x - prior) / sigma**2
         for _ in range(6):
@@ -257,6 +285,7 @@ def fit(problem: Problem, items: list[Constant], rounds: int, verbose: bool = Tr
     return tables
 
 
+DIFFERENCE = 0.02  # of a logarithm, for numeric derivatives
 PRIOR_WEIGHT = 0.02  # of a prior's pull against the rows': one standard deviation weighs as much as a 14 % residual
 
 
@@ -276,7 +305,8 @@ def write_tables(tables: Tables, folder: Path) -> None:
             lines.append(f"[{_key(section)}]")
             lines += [f"{_key(key)} = {_value(value)}" for key, value in entry.items()]
             lines.append("")
-        (folder / f"{name}.toml").write_text("\n".join(lines), encoding="utf-8")
+        where = DATA if name == "clients" and folder == PROFILES else folder
+        (where / f"{name}.toml").write_text("\n".join(lines), encoding="utf-8")
 
 
 SOURCES = {
@@ -297,7 +327,8 @@ def name_sources(tables: Tables, items: list[Constant], problem: Problem) -> Non
             if origin in SOURCES.values():
                 continue
             found = f"{origin}, fitted" if (name, section) in touched and name != "links" else origin
-            entry["source"] = SOURCES.get(found, found)
+            if name != "clients":
+                entry["source"] = SOURCES.get(found, found)
 
 
 def _key(name: str) -> str:

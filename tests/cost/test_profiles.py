@@ -37,7 +37,7 @@ def test_family_constants_are_physical(name: str) -> None:
     """No efficiency above the peak or below 0.3, no floor longer than a tenth of a millisecond."""
     family = family_constants(name)
     shares = [*family.gemm_memory.values(), *family.gemm_compute.values(), *family.moe_memory.values()]
-    shares += [family.decode_attention_memory, family.prefill_attention_peak, family.moe_compute]
+    shares += [*family.decode_attention_memory.values(), family.prefill_attention_peak, family.moe_compute]
     assert all(0.3 <= share <= 1.0 for share in shares)
     floors = (family.gemm_floor_s, family.decode_attention_floor_s, family.moe_floor_s, family.elementwise_floor_s)
     assert all(0 < floor <= 2e-4 for floor in floors)

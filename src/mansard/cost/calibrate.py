@@ -117,7 +117,7 @@ def host_profile(calibration: HostCalibration) -> Profile:
         gemm_memory=dict.fromkeys(base.gemm_memory, share["gemm_memory"]),
         gemm_compute=dict.fromkeys({*base.gemm_compute, *calibration.flops}, share["gemm_compute"]),
         decode_attention_floor_s=calibration.op_floor_s,
-        decode_attention_memory=share["attention_memory"],
+        decode_attention_memory=dict.fromkeys(base.decode_attention_memory, share["attention_memory"]),
         elementwise_floor_s=calibration.op_floor_s,
         moe_floor_s=calibration.op_floor_s,
         moe_memory=dict.fromkeys(base.moe_memory, share["gemm_memory"]),

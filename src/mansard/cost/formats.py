@@ -75,6 +75,11 @@ class Formats:
     state_bytes: float = 4.0  # recurrent state of linear attention is kept in fp32
     activation_bytes: float = 2.0
 
+    @property
+    def kv_width(self) -> Width:
+        """Return the class of stored width of the KV cache."""
+        return "16" if self.kv_bytes >= 2.0 else "8" if self.kv_bytes >= 0.9 else "4"
+
     def weight_bytes(self, part: Part) -> float:
         """Return the stored bytes of one weight of `part`, scales included."""
         return self.parts[part].bytes_per_weight

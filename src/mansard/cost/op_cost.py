@@ -10,11 +10,10 @@ Source of the counts: Kaplan et al. (arXiv 2001.08361) 2 FLOPs per weight and to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
+from mansard.cost.attention_work import attention_work, latent_attention_work, linear_attention_work
 from mansard.cost.formats import Formats, Part
-from mansard.cost.shape import Number, StepShape, is_any, smallest
+from mansard.cost.shape import Number, StepShape
+from mansard.cost.work import Layout, Work
 from mansard.program.ops import (
     AllGather,
     AllReduce,
@@ -32,55 +31,7 @@ from mansard.program.ops import (
     SigmoidGate,
 )
 
-Kind = Literal[
-    "gemm", "moe", "decode_attention", "prefill_attention", "linear_attention", "elementwise", "network"
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How one replica is spread: vLLM's words, world = tensor × data × pipeline parallel.
-
-    `expert_parallel` of the world's tensor × data ranks split the experts whole; the rest of the split is
-    within an expert. Attention is replicated over data-parallel ranks, each with its own sequences.
-    """
-
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    data_parallel: int = 1
-    expert_parallel: int = 1
-
-    @property
-    def num_ranks(self) -> int:
-        """Return the GPUs of one replica."""
-        return self.tensor_parallel * self.data_parallel * self.pipeline_parallel
-
-    @property
-    def expert_tensor_parallel(self) -> int:
-        """Return over how many ranks one expert is split."""
-        return max(1, self.tensor_parallel * self.data_parallel // self.expert_parallel)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What `count` equal ops ask for, each: FLOPs, bytes by kind, kernels launched.
-
-    Units: FLOPs, bytes. `tokens` is the rows it works on, which sets the efficiency of attention.
-    """
-
-    name: str
-    kind: Kind
-    part: Part
-    count: int
-    launches: Number
-    flops: Number = 0.0
-    weight_bytes: Number = 0.0
-    activation_bytes: Number = 0.0
-    kv_bytes: Number = 0.0
-    network_bytes: Number = 0.0
-    num_ranks: int = 1
-    tokens: Number = 0.0
-    collective: Literal["all_reduce", "all_gather", "all_to_all", "send", "none"] = "none"
+__all__ = ["Layout", "Work", "kv_bytes_per_token", "resident_weight_bytes", "send_work", "touched_experts", "work_of"]
 
 
 def touched_experts(num_experts: int, top_k: int, tokens: Number) -> Number:
@@ -110,137 +61,6 @@ def linear_work(op: Linear, count: int, shape: StepShape, formats: Formats) -> l
             activation_bytes=reads + (tokens * rows * formats.activation_bytes if op.add_to_output else 0.0),
             tokens=tokens,
         )
-    ]
-
-
-def attention_work(op: Attention, count: int, shape: StepShape, formats: Formats) -> list[Work]:
-    """Count softmax attention: decodes stream their KV, chunks compute q·k and p·v for every causal pair."""
-    limit = op.window if op.window is not None else op.chunk
-    heads, width = op.num_heads, op.head_dim
-    query_bytes = 2.0 * heads * width * formats.activation_bytes  # queries in, outputs out
-    per_token = 2.0 * op.num_kv_heads * width * formats.kv_bytes
-    works: list[Work] = []
-    if is_any(shape.num_decodes):
-        keys = shape.decode_kv_tokens(limit)
-        works.append(
-            Work(
-                name="attention (decode)",
-                kind="decode_attention",
-                part="none",
-                count=count,
-                launches=smallest(shape.num_decodes, 1.0),
-                flops=4.0 * heads * width * keys * shape.decode_tokens,
-                kv_bytes=keys * per_token,
-                activation_bytes=shape.num_decodes * shape.decode_tokens * query_bytes,
-                tokens=shape.num_decodes,
-            )
-        )
-    if is_any(shape.num_prefills):
-        works.append(
-            Work(
-                name="attention (prefill)",
-                kind="prefill_attention",
-                part="none",
-                count=count,
-                launches=smallest(shape.num_prefills, 1.0),
-                flops=4.0 * heads * width * shape.prefill_pairs(limit),
-                kv_bytes=shape.prefill_kv_tokens(limit) * per_token,
-                activation_bytes=shape.num_prefills * shape.prefill_tokens * query_bytes,
-                tokens=shape.prefill_tokens + shape.prefill_start,
-            )
-        )
-    return works
-
-
-def latent_attention_work(op: LatentAttention, count: int, shape: StepShape, formats: Formats) -> list[Work]:
-    """Count MLA: projections, absorbed attention over the latent cache in decode, expanded heads in prefill."""
-    tokens = shape.num_tokens
-    heads, rope, nope = op.num_heads, op.qk_rope_head_dim, op.qk_nope_head_dim
-    latent = op.kv_lora_rank
-    query_width = heads * (nope + rope)
-    down = (op.q_lora_rank or 0) + latent + rope
-    up_in = op.q_lora_rank or op.hidden_size
-    weights = float(op.hidden_size * down + up_in * query_width + latent * heads * (nope + op.v_head_dim))
-    works = [
-        Work(
-            name="latent projections",
-            kind="gemm",
-            part="attention",
-            count=count,
-            launches=4.0,  # down, query up, absorbed key, absorbed value
-            flops=2.0 * tokens * weights,
-            weight_bytes=weights * formats.weight_bytes("attention"),
-            activation_bytes=tokens * (op.hidden_size + 2.0 * down + 2.0 * query_width + 2.0 * heads * latent)
-            * formats.activation_bytes,
-            tokens=tokens,
-        )
-    ]
-    if is_any(shape.num_decodes):
-        keys = shape.decode_kv_tokens(None)
-        works.append(
-            Work(
-                name="latent attention (decode)",
-                kind="decode_attention",
-                part="none",
-                count=count,
-                launches=smallest(shape.num_decodes, 1.0),
-                flops=2.0 * heads * (2.0 * latent + rope) * keys * shape.decode_tokens,
-                kv_bytes=keys * (latent + rope) * formats.kv_bytes,
-                activation_bytes=shape.num_decodes * shape.decode_tokens * heads * (2.0 * latent + rope)
-                * formats.activation_bytes,
-                tokens=shape.num_decodes,
-            )
-        )
-    if is_any(shape.num_prefills):
-        pairs = shape.prefill_pairs(None)
-        works.append(
-            Work(
-                name="latent attention (prefill)",
-                kind="prefill_attention",
-                part="none",
-                count=count,
-                launches=smallest(shape.num_prefills, 1.0),
-                flops=2.0 * heads * (nope + rope + op.v_head_dim) * pairs,
-                kv_bytes=shape.prefill_kv_tokens(None) * (latent + rope) * formats.kv_bytes,
-                activation_bytes=shape.num_prefills * shape.prefill_tokens * (2.0 * query_width)
-                * formats.activation_bytes,
-                tokens=shape.prefill_tokens + shape.prefill_start,
-            )
-        )
-    return works
-
-
-def linear_attention_work(op: LinearAttention, count: int, shape: StepShape, formats: Formats) -> list[Work]:
-    """Count a gated delta-rule layer: its projections, and one state read and written per sequence."""
-    tokens = shape.num_tokens
-    keys, values = op.num_key_heads * op.key_head_dim, op.num_value_heads * op.value_head_dim
-    rows = 2 * keys + 2 * values + 2 * op.num_value_heads
-    state = float(op.num_value_heads * op.key_head_dim * op.value_head_dim)
-    conv = float((2 * keys + values) * op.conv_kernel_size)
-    state_bytes = 2.0 * (state * formats.state_bytes + conv * formats.activation_bytes)  # read and written
-    return [
-        Work(
-            name="linear-attention projections",
-            kind="gemm",
-            part="attention",
-            count=count,
-            launches=2.0,
-            flops=2.0 * tokens * op.hidden_size * rows,
-            weight_bytes=rows * op.hidden_size * formats.weight_bytes("attention"),
-            activation_bytes=tokens * (op.hidden_size + rows) * formats.activation_bytes,
-            tokens=tokens,
-        ),
-        Work(
-            name="linear attention",
-            kind="linear_attention",
-            part="none",
-            count=count,
-            launches=3.0,  # convolution, recurrence, gated norm
-            flops=tokens * (8.0 * state + 2.0 * conv),
-            kv_bytes=shape.num_sequences * state_bytes,
-            activation_bytes=tokens * (2.0 * rows + values) * formats.activation_bytes,
-            tokens=tokens,
-        ),
     ]
 
 

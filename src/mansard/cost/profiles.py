@@ -26,7 +26,8 @@ class FamilyConstants:
     """What an architecture's kernels reach. Units: seconds; efficiencies are shares of the dense peak or
     bandwidth.
 
-    `gemm_memory` is by stored width (16, 8, 4 bits), `gemm_compute` by number format. Prefill attention
+    `gemm_memory`, `moe_memory` and `decode_attention_memory` are by stored width (16, 8, 4 bits), `gemm_compute` by
+    number format. Prefill attention
     reaches `prefill_attention_peak` · n / (n + `prefill_attention_half_tokens`) of the 16-bit peak over n
     tokens.
     """
@@ -35,7 +36,7 @@ class FamilyConstants:
     gemm_memory: Mapping[str, float] = field(hash=False)
     gemm_compute: Mapping[str, float] = field(hash=False)
     decode_attention_floor_s: float
-    decode_attention_memory: float
+    decode_attention_memory: Mapping[str, float] = field(hash=False)
     prefill_attention_peak: float
     prefill_attention_half_tokens: float
     elementwise_floor_s: float
@@ -52,22 +53,28 @@ class FamilyConstants:
 class EngineConstants:
     """What an engine adds and how it schedules. Units: seconds, tokens.
 
-    `floor_scale` multiplies every kernel floor (launch by CUDA graph: 1), `memory_scale` every memory efficiency.
+    `floor_scale` multiplies every kernel floor (launch by CUDA graph: 1), `memory_scale` every memory efficiency,
+    `compute_scale` every compute efficiency, `moe_scale` both of the experts' kernels,
+    `network_scale` the time of collectives (fused with the norm after them: below 1).
     `kv_traffic` is how often decode attention moves its keys and values: once in fused kernels, more where they are
-    concatenated and repeated for every head (transformers). `first_token_*` is a request's fixed cost before its first
-    token: tokenize, admit, sample, stream. `burst_share` is the share of a closed loop's requests that arrive together,
-    `lockstep_share` the same when all requests have equal lengths, so that a batch that began together ends together;
-    then `slot_wait` of a request waits on average for a running one to end.
+    concatenated and repeated for every head (transformers). `first_token_s` is a request's fixed cost before its first
+    token: tokenize, admit, sample, stream; `prompt_layer_s` and `prompt_moe_layer_s` are what a layer costs more in a
+    step with a prompt, which runs outside the CUDA graph. `burst_share` is the share of a closed loop's requests that
+    arrive together, `lockstep_share` the same when all requests have equal lengths, so that a batch that began together
+    ends together; then `slot_wait` of a request waits on average for a running one to end. Under data-parallel
+    attention a prompt waits `data_parallel_wait_steps` steps until the ranks' prompts start together.
     """
 
     step_overhead_s: float
     sequence_overhead_s: float
     first_token_s: float
-    first_token_layer_s: float
-    first_token_moe_layer_s: float
+    prompt_layer_s: float
+    prompt_moe_layer_s: float
     floor_scale: float
     memory_scale: float
     compute_scale: float
+    moe_scale: float
+    network_scale: float
     kv_traffic: float
     mixes_prefill: bool
     max_num_batched_tokens: int
@@ -75,6 +82,7 @@ class EngineConstants:
     burst_share: float
     lockstep_share: float
     slot_wait: float
+    data_parallel_wait_steps: float
     calibrated: bool
     source: str
 

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from mansard.cost.collectives import collective_time
-from mansard.cost.formats import Formats, PartFormat, PrecisionPlan, resolve_formats
+from mansard.cost.formats import Formats, PartFormat, PrecisionPlan, Width, resolve_formats
 from mansard.cost.op_cost import (
     Layout,
     Work,
@@ -28,7 +28,7 @@ from mansard.cost.op_cost import (
     work_of,
 )
 from mansard.cost.profiles import Profile
-from mansard.cost.shape import Number, StepShape, largest
+from mansard.cost.shape import Number, StepShape, largest, smallest
 from mansard.program.ops import AllGather, AllReduce, Linear, MoE, Op, Program
 from mansard.specs.hardware import HardwareSpec
 
@@ -159,7 +159,14 @@ class PricedProgram:
         works += send_work(self.layout, self.hidden_size, shape, self.formats)
         engine = self.profile.engine
         overhead = engine.step_overhead_s + engine.sequence_overhead_s * shape.num_sequences
+        overhead = overhead + self.prompt_overhead_s * smallest(shape.num_prefills, 1.0)
         return StepCost(tuple(self._cost(w) for w in works), overhead, self.profile.calibrated)
+
+    @property
+    def prompt_overhead_s(self) -> float:
+        """Return what a step takes longer for having a prompt in it: its launches, outside the CUDA graph."""
+        engine = self.profile.engine
+        return engine.prompt_layer_s * self.num_layers + engine.prompt_moe_layer_s * self.num_expert_layers
 
     def time(self, shape: StepShape) -> Number:
         """Return how long one step takes. Units: seconds."""
@@ -186,13 +193,13 @@ class PricedProgram:
     def _cost(self, work: Work) -> OpCost:
         if work.kind == "network":
             kind = self.hardware.link_between(work.num_ranks).kind
-            network = work.count * collective_time(
+            network = work.count * self.profile.engine.network_scale * collective_time(
                 work.collective, work.network_bytes, work.num_ranks, self.hardware, self.profile.link(kind),
                 work.launches,
             )
             return OpCost(work, network, 0.0, 0.0, 0.0, network)
         part = self.formats.parts[work.part]
-        floor_s, compute, memory = _efficiencies(work, part, self.profile)
+        floor_s, compute, memory = _efficiencies(work, part, self.profile, self.formats.kv_width)
         floor = work.count * work.launches * floor_s
         flops_s = work.count * work.flops / (compute * self.hardware.peak_flops(part.rate))
         moved = work.weight_bytes + work.activation_bytes + work.kv_bytes
@@ -211,7 +218,7 @@ def price(
     return PricedProgram(program, hardware, profile, precision, layout).step(shape)
 
 
-def _efficiencies(work: Work, part: PartFormat, profile: Profile) -> tuple[float, Number, float]:
+def _efficiencies(work: Work, part: PartFormat, profile: Profile, kv: Width) -> tuple[float, Number, float]:
     """Return (floor seconds, share of peak FLOP/s, share of bandwidth) of a kernel."""
     family, engine = profile.family, profile.engine
     compute: Number
@@ -221,19 +228,20 @@ def _efficiencies(work: Work, part: PartFormat, profile: Profile) -> tuple[float
             compute = family.gemm_compute[part.rate]
         case "moe":
             floor, compute = family.moe_floor_s, family.moe_compute * family.gemm_compute[part.rate]
-            memory = family.moe_memory[part.width]
+            memory, compute = family.moe_memory[part.width] * engine.moe_scale, compute * engine.moe_scale
         case "decode_attention":
             floor, compute = family.decode_attention_floor_s, 0.5
-            memory = family.decode_attention_memory / engine.kv_traffic
+            memory = family.decode_attention_memory[kv] / engine.kv_traffic
         case "prefill_attention":
-            floor, memory = family.decode_attention_floor_s, family.decode_attention_memory
+            floor, memory = family.decode_attention_floor_s, family.decode_attention_memory[kv]
             n = largest(work.tokens, 1.0)
             compute = family.prefill_attention_peak * n / (n + family.prefill_attention_half_tokens)
         case "linear_attention":
             floor, compute, memory = family.linear_attention_floor_s, 0.1, family.elementwise_memory
         case _:
             floor, compute, memory = family.elementwise_floor_s, 1.0, family.elementwise_memory
-    return floor * engine.floor_scale, compute * engine.compute_scale, memory * engine.memory_scale
+    reached = smallest(compute * engine.compute_scale, 1.0)  # no kernel beats the roof, whatever the scales say
+    return floor * engine.floor_scale, reached, min(memory * engine.memory_scale, 1.0)
 
 
 def _group(ops: Iterable[Op]) -> list[tuple[Op, int]]:

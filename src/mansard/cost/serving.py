@@ -100,73 +100,69 @@ def priced_program(
 
 
 def estimate(
-    spec: ModelSpec,
-    hardware: HardwareSpec,
-    *,
-    input_tokens: Number,
-    output_tokens: Number,
-    concurrency: Number,
-    num_devices: int | None = None,
-    layout: Layout | None = None,
-    precision: PrecisionPlan | None = None,
-    engine: str = "vllm",
-    cached_tokens: Number = 0.0,
-    burst_share: float | None = None,
-    speculation: Speculation | None = None,
-    capacity_tokens: Number | None = None,
-    static: bool = False,
+    spec: ModelSpec, hardware: HardwareSpec, *, input_tokens: Number, output_tokens: Number, concurrency: Number,
+    num_devices: int | None = None, layout: Layout | None = None, precision: PrecisionPlan | None = None,
+    engine: str = "vllm", cached_tokens: Number = 0.0, burst_share: float | None = None,
+    speculation: Speculation | None = None, capacity_tokens: Number | None = None, static: bool = False,
     priced: PricedProgram | None = None,
-) -> ServingEstimate:
+) -> ServingEstimate:  # fmt: skip
     """Return how `num_devices` (default: one replica) serve `concurrency` requests in flight.
 
     Replicas share the load evenly. `capacity_tokens` is the KV cache of one data-parallel rank (default: a rough
-    count; the memory ledger's is exact). `priced` saves rebuilding the program.
+    count; the memory ledger's is exact). `priced` saves rebuilding the program: its layout, precision and engine then
+    hold.
 
     Raises: ValueError when the devices are not a whole number of replicas, or as `priced_program`.
     """
-    layout = layout or Layout(tensor_parallel=num_devices or 1)
-    devices = num_devices or layout.num_ranks
-    if devices % layout.num_ranks:
+    if priced is None:
+        layout = layout or Layout(tensor_parallel=num_devices or 1)
+        priced = priced_program(spec, hardware, layout, precision or PrecisionPlan(), engine)
+    ranks = priced.layout.num_ranks
+    devices = num_devices or ranks
+    if devices % ranks:
         raise ValueError(
-            f"{devices} devices are not a whole number of replicas of {layout.num_ranks}; "
-            f"choose a multiple of {layout.num_ranks}"
+            f"{devices} devices are not a whole number of replicas of {ranks}; choose a multiple of {ranks}"
         )
-    replicas = devices // layout.num_ranks
-    precision = precision or PrecisionPlan()
-    priced = priced or priced_program(spec, hardware, layout, precision, engine)
     capacity = priced.kv_capacity_tokens() if capacity_tokens is None else capacity_tokens
     load = Load(
-        input_tokens, output_tokens, largest(concurrency / float(replicas), 1.0), cached_tokens, burst_share,
+        input_tokens, output_tokens, largest(concurrency / float(devices // ranks), 1.0), cached_tokens, burst_share,
         capacity_tokens=capacity, speculation=speculation, static=static,
     )  # fmt: skip
-    found = serve(priced, load)
+    return _summarize(spec, priced, load, serve(priced, load), devices, concurrency)
+
+
+def _summarize(
+    spec: ModelSpec, priced: PricedProgram, load: Load, found: Service, devices: int, concurrency: Number
+) -> ServingEstimate:
+    """Return the estimate of all replicas from the service of one."""
+    kind, profile, hardware = model_class(spec), priced.profile, priced.hardware
+    replicas = devices // priced.layout.num_ranks
     mbu, mfu = utilization(priced, load, found)
     rate = found.output_tokens_per_s * replicas
-    kind, profile = model_class(spec), priced.profile
     return ServingEstimate(
-        spec.name or spec.model_type,
-        hardware.name,
-        profile.name,
-        devices,
-        replicas,
-        layout,
-        precision,
-        input_tokens,
-        output_tokens,
-        concurrency,
-        _band(found.ttft_s, interval_for("ttft", kind, profile)),
-        _band(found.tpot_s, interval_for("tpot", kind, profile)),
-        found.itl_s,
-        found.ttft_s + load.output_tokens * found.tpot_s,
-        _band(rate, interval_for("throughput", kind, profile)),
-        found.running * replicas * layout.data_parallel,
-        found.queue_s,
-        mbu,
-        mfu,
-        joules_per_token(hardware, devices, mbu, mfu, rate),
-        capacity,
-        found.bound,
-        profile.calibrated,
+        model=spec.name or spec.model_type,
+        hardware=hardware.name,
+        profile=profile.name,
+        num_devices=devices,
+        num_replicas=replicas,
+        layout=priced.layout,
+        precision=priced.precision,
+        input_tokens=load.input_tokens,
+        output_tokens=load.output_tokens,
+        concurrency=concurrency,
+        ttft_s=_band(found.ttft_s, interval_for("ttft", kind, profile)),
+        tpot_s=_band(found.tpot_s, interval_for("tpot", kind, profile)),
+        itl_s=found.itl_s,
+        e2e_s=found.ttft_s + load.output_tokens * found.tpot_s,
+        output_tokens_per_s=_band(rate, interval_for("throughput", kind, profile)),
+        running=found.running * replicas * priced.layout.data_parallel,
+        queue_s=found.queue_s,
+        mbu=mbu,
+        mfu=mfu,
+        joules_per_token=joules_per_token(hardware, devices, mbu, mfu, rate),
+        capacity_tokens=load.capacity_tokens if load.capacity_tokens is not None else float("inf"),
+        bound=found.bound,
+        calibrated=profile.calibrated,
     )
 
 

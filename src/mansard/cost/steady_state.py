@@ -105,8 +105,7 @@ def serve(priced: PricedProgram, load: Load) -> Service:
     num_chunks, start = prompt / chunk, load.cached_tokens + (prompt - chunk) / 2.0
     alone = priced.step(_chunk_shape(chunk, start))
     decoding: Number = running
-    fixed = engine.first_token_s + engine.first_token_layer_s * priced.num_layers
-    fixed += engine.first_token_moe_layer_s * priced.num_expert_layers
+    fixed = engine.first_token_s
     yielded = load.speculation.tokens_per_step() if load.speculation else 1.0
     for _ in range(ITERATIONS):
         steps = largest(load.output_tokens / yielded, 1.0)
@@ -123,6 +122,8 @@ def serve(priced: PricedProgram, load: Load) -> Service:
     waiting = (per_rank - running) / running * (first + lifetime)
     if load.equal_lengths and load.burst_share is None:
         waiting = waiting + engine.slot_wait * lifetime / running
+    if layout.data_parallel > 1:
+        waiting = waiting + engine.data_parallel_wait_steps * itl
     cost = priced.step(_decode_shape(priced, load, decoding))
     ttft = first + queue + waiting
     rate = load.concurrency * load.output_tokens / (ttft + lifetime)
