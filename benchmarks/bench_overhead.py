@@ -109,9 +109,10 @@ def main() -> None:
             first = sorted(1e3 * (ttft_s(r, "sent") or 0.0) for r in records)
             p99 = late[int(0.99 * (len(late) - 1))]
             results[f"{rate:.0f}"] = {"late_p50_ms": statistics.median(late), "late_p99_ms": p99, "cpu": used / took}
+            late_ms, first_ms = statistics.median(late), statistics.median(first)
             print(
-                f"open loop, {rate:,.0f}/s: got {len(records) / took:,.0f}/s, "
-                f"sent late by {statistics.median(late):.2f} ms (p99 {p99:.2f}), TTFT {statistics.median(first):.2f} ms, {used / took:.0%} of a core"
+                f"open loop, {rate:,.0f}/s: got {len(records) / took:,.0f}/s, sent late by {late_ms:.2f} ms "
+                f"(p99 {p99:.2f}), TTFT {first_ms:.2f} ms, {used / took:.0%} of a core"
             )
     finally:
         server.terminate()

@@ -1,7 +1,7 @@
 """BenchResult: what a run of `mansard bench` leaves behind, as JSON and CSV.
 
 The schema is documented in docs/benchmarking.md. Numbers are in base units (seconds, tokens, bytes); an estimate is
-`{"value", "low", "high"}` with its 95 % interval. A result keeps every request, so that any metric can be computed anew.
+`{"value", "low", "high"}` with its 95 % interval. Every request is kept, so that any metric can be computed anew.
 """
 
 from __future__ import annotations

@@ -1,0 +1,84 @@
+"""The roof that measured numbers stand beside: this machine's read bandwidth and arithmetic.
+
+A calibration of this machine is taken where there is one. Without, two plain NumPy probes serve, and every number that
+rests on them says so: they reach less than the best kernels, so shares of such a roof flatter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from mansard.cost.calibrate import load_calibration
+from mansard.runtime.machine import num_usable_cores
+
+PROBE_BYTES = 256 << 20  # beyond every cache
+PROBE_RUNS = 5
+MATRIX = 768
+FALLBACKS = {"int8": ("int8", "bf16", "fp16", "fp32"), "fp32": ("fp32",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """What the machine can do at most. Units: bytes/s; FLOP/s (or OP/s) by number format.
+
+    `source` is printed wherever a share of the roof is; `is_calibrated` says whether it was measured with kernels.
+    """
+
+    read_bytes_per_s: float
+    flops: Mapping[str, float]
+    source: str
+    is_calibrated: bool
+
+    def peak(self, number_format: str) -> tuple[str, float]:
+        """Return the format whose rate bounds arithmetic in `number_format`, and the rate."""
+        for name in FALLBACKS.get(number_format, (number_format, "fp32")):
+            if name in self.flops:
+                return name, self.flops[name]
+        name = max(self.flops, key=lambda key: self.flops[key])
+        return name, self.flops[name]
+
+
+def host_roof(num_threads: int | None = None) -> Roof:
+    """Return this machine's roof for `num_threads`: calibrated, or probed on the spot."""
+    threads = num_threads or num_usable_cores()
+    calibration = load_calibration()
+    if calibration is not None:
+        usable = {n: rate for n, rate in calibration.read_bytes_per_s.items() if n <= threads}
+        bandwidth = max((usable or calibration.read_bytes_per_s).values())
+        return Roof(
+            bandwidth, dict(calibration.flops), f"calibration of {calibration.measured_at or 'this host'}", True
+        )
+    return Roof(
+        probe_bandwidth(threads),
+        {"fp32": probe_flops()},
+        "NumPy probe (no calibration of this machine; the true roof is higher)",
+        False,
+    )
+
+
+def probe_bandwidth(num_threads: int, num_bytes: int = PROBE_BYTES) -> float:
+    """Return the best read bandwidth that NumPy sums reach with `num_threads`. Units: bytes/s."""
+    array = np.ones(num_bytes // 8)
+    parts = np.array_split(array, num_threads)
+    with ThreadPoolExecutor(num_threads) as pool:
+        return array.nbytes / _fastest(lambda: list(pool.map(np.sum, parts)))
+
+
+def probe_flops(size: int = MATRIX) -> float:
+    """Return what NumPy's matrix product reaches in float32. Units: FLOP/s."""
+    a = np.ones((size, size), np.float32)
+    return 2.0 * size**3 / _fastest(lambda: a @ a)
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(PROBE_RUNS):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
