@@ -187,9 +187,7 @@ def test_logits_are_of_the_rows_that_sample(fmt: str, activations: str) -> None:
     program = Program((Embed("x", "table.x", *x.shape), Logits("x", "weight", weight.shape[1], ROWS)), (0, 0), 0)
     source = Probe((), {"x": x}, "x", 1, {"weight": weight}).source()
     executor = native(program, source, limits(activations=activations), ROWS)
-    plan = StepPlan(
-        (part("a", 0, range(9), (0,), 2), part("b", 5, (9,), (1,), 0), part("c", 0, range(10, 13), (2,), 3))
-    )
+    parts = (part("a", 0, range(9), (0,), 2), part("b", 5, (9,), (1,), 0), part("c", 0, range(10, 13), (2,), 3))
     everything = run(executor, rows_plan(TOKENS))
     assert same_bits(run(executor, StepPlan(parts)), everything[[7, 8, 10, 11, 12]])
 
