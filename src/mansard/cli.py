@@ -38,6 +38,8 @@ class Command:
 PLAN, RUN = "Plan", "Run"
 COMMANDS: tuple[Command, ...] = (
     Command("plan", "mansard.commands.plan:plan", "Say what it takes to serve a model, before a GPU is rented.", PLAN),
+    Command("explain", "mansard.commands.explain:explain", "Show the roofline of every op of a step.", PLAN),
+    Command("gpus", "mansard.commands.gpus:gpus", "List the hardware that plans know.", PLAN),
     Command("simulate", "mansard.commands.simulate:simulate", "Simulate a deployment under traffic.", PLAN),
     Command("serve", "mansard.commands.serve:serve", "Serve a model over OpenAI's HTTP API.", RUN),
     Command("generate", "mansard.commands.generate:generate", "Continue one prompt and print its speed.", RUN),

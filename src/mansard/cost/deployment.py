@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mansard.cost.curves import Curve
 from mansard.cost.engine_memory import default_batched_tokens, default_num_seqs, find_engine
 from mansard.cost.formats import PrecisionPlan, resolve_formats
 from mansard.cost.kv_pool import kv_packing
@@ -22,6 +23,7 @@ from mansard.cost.question import Question
 from mansard.cost.roofline import PricedProgram
 from mansard.cost.serving import ServingEstimate, estimate
 from mansard.cost.shape import Number
+from mansard.cost.steady_state import Load
 from mansard.cost.stored_formats import on_hardware
 from mansard.cost.tails import tpot_at, ttft_at
 from mansard.program.decoder import decoder
@@ -30,6 +32,7 @@ from mansard.specs.hardware import HardwareSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+POISSON_CV = 1.2  # of arrivals; above, they come in bursts
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
@@ -84,7 +87,8 @@ class Option:
     ledger: Ledger | None = None
     max_running: int = 0
     grid: NDArray[np.float64] | None = None
-    curve: ServingEstimate | None = None
+    capacity_tokens: float = 0.0
+    curve: Curve | None = None
     ttft_s: NDArray[np.float64] | None = None
     tpot_s: NDArray[np.float64] | None = None
 
@@ -135,22 +139,20 @@ class Pricer:
 
     def estimate(self, deployment: Deployment, concurrency: Number, capacity_tokens: float) -> ServingEstimate:
         """Return the estimate of one replica at `concurrency` requests in flight."""
-        question = self.question
-        prompt = question.input_tokens
-        rate, spread = question.workload.rate_req_s, question.workload.interarrival_cv <= 1.2
+        load = base_load(self.question, deployment.engine)
         return estimate(
-            question.spec,
+            self.question.spec,
             deployment.hardware,
-            input_tokens=prompt,
-            output_tokens=question.output_tokens,
+            input_tokens=load.input_tokens,
+            output_tokens=load.output_tokens,
             concurrency=concurrency,
+            cached_tokens=load.cached_tokens,
+            burst_share=load.burst_share,
+            capacity_tokens=capacity_tokens,
+            priced=self.priced(deployment),
             layout=deployment.layout,
             precision=deployment.precision,
             engine=deployment.engine,
-            cached_tokens=cached_tokens(question, deployment.engine),
-            burst_share=0.0 if rate is not None and spread else None,
-            capacity_tokens=capacity_tokens,
-            priced=self.priced(deployment),
         )
 
     def ledger(self, deployment: Deployment) -> Ledger:
@@ -173,6 +175,22 @@ def cached_tokens(question: Question, engine: str) -> float:
     return 0.0 if engine == "llama.cpp" else question.workload.cached_share * question.input_tokens
 
 
+def base_load(question: Question, engine: str) -> Load:
+    """Return what the requests of a question look like to one replica, but for their number.
+
+    Arrivals at a rate that are about as irregular as Poisson's do not come in bursts; a closed loop's do.
+    """
+    workload = question.workload
+    spread = workload.rate_req_s is not None and workload.interarrival_cv <= POISSON_CV
+    return Load(
+        input_tokens=question.input_tokens,
+        output_tokens=question.output_tokens,
+        concurrency=1.0,
+        cached_tokens=cached_tokens(question, engine),
+        burst_share=0.0 if spread else None,
+    )
+
+
 def _profile(deployment: Deployment) -> Profile:
     found = profile_for(deployment.hardware, deployment.engine)
     engine = replace(
@@ -191,15 +209,15 @@ def requests_held(question: Question, deployment: Deployment, result: Ledger) ->
     return result.pool.num_blocks / need
 
 
-def percentiles(question: Question, deployment: Deployment, found: ServingEstimate) -> tuple[Number, Number]:
+def percentiles(question: Question, deployment: Deployment, found: ServingEstimate | Curve) -> tuple[Number, Number]:
     """Return (TTFT, TPOT) that the service level's percentile of requests keeps. Units: seconds."""
-    at = question.limits.percentile
-    lengths = question.workload.input_tokens
+    at, lengths = question.limits.percentile, question.workload.input_tokens
+    ttft = found.ttft_s if isinstance(found, Curve) else found.ttft_s.best
+    tpot = found.tpot_s if isinstance(found, Curve) else found.tpot_s.best
     ratio = min(lengths.quantile(at / 100.0), float(question.context)) / question.input_tokens
     chunks = max(1.0, question.input_tokens / deployment.num_batched_tokens)
-    others = found.running / float(found.layout.data_parallel) * chunks
-    ttft = ttft_at(at, found.ttft_s.best, found.queue_s, ratio)
-    return ttft, tpot_at(at, found.tpot_s.best, found.itl_s, others)
+    others = found.running / float(deployment.layout.data_parallel) * chunks
+    return ttft_at(at, ttft, found.queue_s, ratio), tpot_at(at, tpot, found.itl_s, others)
 
 
 def grid_up_to(most: float) -> NDArray[np.float64]:

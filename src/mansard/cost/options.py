@@ -7,11 +7,21 @@ numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
-from mansard.cost.deployment import Deployment, Option, Pricer, grid_up_to, percentiles, requests_held
+from mansard.cost.curves import Curve, Served, curves
+from mansard.cost.deployment import (
+    Deployment,
+    Option,
+    Pricer,
+    base_load,
+    grid_up_to,
+    percentiles,
+    requests_held,
+)
 from mansard.cost.engine_support import engine_problem
 from mansard.cost.memory import Ledger, safe_fraction
 from mansard.cost.parallelism import layout_problems
@@ -23,6 +33,25 @@ from mansard.specs.slo import Slo
 
 def evaluate(question: Question, pricer: Pricer, deployment: Deployment) -> Option:
     """Return the option with its curve, or with the first limit that rules it out."""
+    return evaluate_all(question, pricer, (deployment,))[0]
+
+
+def evaluate_all(question: Question, pricer: Pricer, deployments: Iterable[Deployment]) -> tuple[Option, ...]:
+    """Return the option of every deployment, in order; those that start are priced together."""
+    options = [prepare(question, pricer, d) for d in deployments]
+    by_engine: dict[str, list[int]] = {}
+    for i, option in enumerate(options):
+        if option.limit is None:
+            by_engine.setdefault(option.deployment.engine, []).append(i)
+    for engine, members in by_engine.items():
+        served = [_served(pricer, options[i]) for i in members]
+        for i, curve in zip(members, curves(served, base_load(question, engine)), strict=True):
+            options[i] = _with_curve(question, options[i], curve)
+    return tuple(options)
+
+
+def prepare(question: Question, pricer: Pricer, deployment: Deployment) -> Option:
+    """Return the option with its ledger and the loads it can hold, not yet priced."""
     limit = static_limit(question, deployment)
     if limit is not None:
         return Option(deployment, limit)
@@ -30,17 +59,21 @@ def evaluate(question: Question, pricer: Pricer, deployment: Deployment) -> Opti
     if result.problems:
         return Option(deployment, result.problems[0], result)
     held = requests_held(question, deployment, result)
-    ranks = deployment.layout.data_parallel
-    most = int(min(held, deployment.num_seqs) * ranks)
-    grid = grid_up_to(most)
+    most = int(min(held, deployment.num_seqs) * deployment.layout.data_parallel)
     capacity = held * (question.input_tokens + question.output_tokens)
-    curve = pricer.estimate(deployment, grid, capacity)
-    ttft, tpot = percentiles(question, deployment, curve)
-    ttft, tpot = np.broadcast_to(ttft, grid.shape), np.broadcast_to(tpot, grid.shape)
-    limit = None
-    if question.slo is not None:
-        limit = slo_limit(question.slo, float(ttft[0]), float(tpot[0]))
-    return Option(deployment, limit, result, most, grid, curve, ttft, tpot)
+    return Option(deployment, None, result, max(1, most), grid_up_to(most), capacity)
+
+
+def _served(pricer: Pricer, option: Option) -> Served:
+    assert option.grid is not None
+    return Served(pricer.priced(option.deployment), option.grid, option.capacity_tokens)
+
+
+def _with_curve(question: Question, option: Option, curve: Curve) -> Option:
+    ttft, tpot = (np.asarray(x) for x in percentiles(question, option.deployment, curve))
+    slo = question.slo
+    limit = None if slo is None else slo_limit(slo, float(ttft[0]), float(tpot[0]))
+    return replace(option, limit=limit, curve=curve, ttft_s=ttft, tpot_s=tpot)
 
 
 def _started(question: Question, pricer: Pricer, deployment: Deployment) -> tuple[Deployment, Ledger]:

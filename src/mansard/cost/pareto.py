@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from mansard.cost.deployment import Deployment, Option
 
 
@@ -32,7 +30,7 @@ def trade_offs(options: Sequence[Option]) -> tuple[TradeOff, ...]:
         if option.limit is not None or option.curve is None or option.grid is None or option.tpot_s is None:
             continue
         devices = option.deployment.layout.num_ranks
-        rates = np.broadcast_to(option.curve.output_tokens_per_s.best, option.grid.shape)
+        rates = option.curve.output_tokens_per_s
         hourly = option.deployment.usd_per_hour
         for load, tpot, rate in zip(option.grid, option.tpot_s, rates, strict=True):
             cost = None if hourly is None else hourly / 3600.0 / float(rate) * 1e6

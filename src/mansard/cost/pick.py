@@ -100,7 +100,7 @@ def _replicas(question: Question, option: Option) -> int | None:
 def _at_load(question: Question, option: Option, count: int) -> Pick:
     """Return the option with the replicas that a rate or a concurrency needs, each within the first `count` loads."""
     assert option.grid is not None and option.curve is not None
-    rates = np.maximum.accumulate(np.broadcast_to(option.curve.requests_per_s, option.grid.shape))
+    rates = np.maximum.accumulate(option.curve.output_tokens_per_s / question.output_tokens)
     rate, users = question.workload.rate_req_s, question.workload.concurrency
     most = float(rates[count - 1]) if rate is not None else float(option.grid[count - 1])
     asked = rate if rate is not None else float(users or 1)
@@ -128,19 +128,16 @@ def _at(option: Option, concurrency: float, replicas: int, meets: bool, limit: s
     assert option.ttft_s is not None and option.tpot_s is not None
     deployment = replace(option.deployment, num_replicas=replicas)
 
-    def read(values: object) -> float:
-        array = np.broadcast_to(cast("NDArray[np.float64]", values), cast("NDArray[np.float64]", option.grid).shape)
-        return float(np.interp(concurrency, cast("NDArray[np.float64]", option.grid), array))
-
-    tokens = read(option.curve.output_tokens_per_s.best) * replicas * min(1.0, concurrency)
+    grid = option.grid
+    tokens = float(np.interp(concurrency, grid, option.curve.output_tokens_per_s)) * replicas * min(1.0, concurrency)
     hourly = deployment.usd_per_hour
     cost = None if hourly is None else hourly / 3600.0 / tokens * 1e6
     return Pick(
         option,
         deployment,
         concurrency * replicas,
-        read(option.ttft_s),
-        read(option.tpot_s),
+        float(np.interp(concurrency, grid, option.ttft_s)),
+        float(np.interp(concurrency, grid, option.tpot_s)),
         tokens,
         cost,
         meets,
@@ -153,8 +150,7 @@ def exact(question: Question, pricer: Pricer, picked: Pick) -> tuple[Pick, Servi
     one = replace(picked.deployment, num_replicas=1)
     replicas, option = picked.deployment.num_replicas, picked.option
     each = max(1.0, picked.concurrency / replicas)
-    assert option.curve is not None
-    found = pricer.estimate(one, each, float(cast("float", option.curve.capacity_tokens)))
+    found = pricer.estimate(one, each, option.capacity_tokens)
     ttft, tpot = (float(cast("float", x)) for x in percentiles(question, one, found))
     tokens = float(cast("float", found.output_tokens_per_s.best)) * replicas * min(1.0, picked.concurrency / replicas)
     hourly = picked.deployment.usd_per_hour

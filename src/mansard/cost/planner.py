@@ -135,8 +135,7 @@ def batch_table(question: Question, pricer: Pricer, chosen: Pick) -> tuple[Batch
     each = max(1.0, chosen.concurrency / replicas)
     loads = sorted({*(float(c) for c in TABLE if c < option.max_running), float(option.max_running), each})
     grid, one = np.array(loads), replace(chosen.deployment, num_replicas=1)
-    assert option.curve is not None
-    found = pricer.estimate(one, grid, float(cast("float", option.curve.capacity_tokens)))
+    found = pricer.estimate(one, grid, option.capacity_tokens)
     ttft, tpot = percentiles(question, one, found)
     hourly = chosen.deployment.usd_per_hour
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mansard.cost.candidates import deployments
 from mansard.cost.deployment import Option, Pricer
-from mansard.cost.options import evaluate
+from mansard.cost.options import evaluate_all
 from mansard.cost.pick import Pick, exact, pick
 from mansard.cost.question import Question
 from mansard.cost.serving import ServingEstimate
@@ -35,7 +35,7 @@ class Found:
 def search(question: Question, pricer: Pricer | None = None) -> Found:
     """Return every candidate of `question`, ranked or rejected."""
     pricer = pricer or Pricer(question)
-    options = tuple(evaluate(question, pricer, d) for d in deployments(question))
+    options = evaluate_all(question, pricer, deployments(question))
     ranked: list[Pick] = []
     rejected: list[Rejected] = []
     for option in options:
