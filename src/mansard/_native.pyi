@@ -14,6 +14,14 @@ BLOCK_SIZE: int = 16
 def isas() -> list[str]:
     """The kernel sets this processor can run, slowest first."""
 
+def read_rate(isa: str, threads: int, bytes: int, repeats: int) -> float:
+    """Best bytes/s of reading a buffer in four streams a thread."""
+
+def operation_rate(isa: str, threads: int, kind: str, repeats: int) -> float:
+    """
+    Best operations/s of fused multiply-adds (fma) or int8 dot products (dot) from registers.
+    """
+
 class Model:
     def __init__(self, isa: str, num_threads: int, activations: str, max_tokens: int, max_positions: int, num_blocks: int) -> None: ...
 
@@ -44,6 +52,8 @@ class Model:
     def logits(self, input: int, weight: int, scale: float, softcap: float) -> None: ...
 
     def step(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], table_ends: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], blocks: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logit_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
+
+    def hidden_states(self, first: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
 
     def copy_block(self, source: int, destination: int) -> None: ...
 

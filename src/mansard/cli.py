@@ -45,6 +45,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("generate", "mansard.commands.generate:generate", "Continue one prompt and print its speed.", RUN),
     Command("chat", "mansard.commands.chat:chat", "Talk with a model in the terminal.", RUN),
     Command("models", "mansard.commands.models:models", "Show what a model file holds.", RUN),
+    Command("roof", "mansard.commands.roof:roof", "Measure this machine's own ceilings.", PLAN),
     Command("demo", "mansard.commands.demo:demo", "Start a server, ask it one question, show its speed.", RUN),
 )
 

@@ -81,6 +81,10 @@ struct Kernels {
   void (*softcap)(float* x, int n, float scale, float cap);
   // y += a · x
   void (*axpy)(float a, const float* x, int n, float* y);
+  // Ceilings; see probes.h.
+  float (*probe_fma)(int64_t iterations);
+  float (*probe_dot)(int64_t iterations);
+  float (*probe_read)(const uint8_t* p, size_t bytes);
 };
 
 const Kernels* portable_kernels();

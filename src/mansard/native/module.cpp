@@ -6,9 +6,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "ops.h"
+#include "probes.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -174,7 +178,7 @@ struct NativeModel : Model {
     check_weight(weight_id, -1, width(in));
     auto op = std::make_unique<LogitsOp>();
     op->in_reg = in, op->weight = weight_id, op->scale = scale, op->softcap = softcap;
-    num_logit_columns_ = weight(weight_id).rows;
+    num_logit_columns_ = weight(weight_id).rows, logits_input_ = in;
     add_op(std::move(op));
   }
   void moe_op(int in, int out, int router, const std::vector<int>& gate, const std::vector<int>& up, const std::vector<int>& down,
@@ -211,7 +215,7 @@ struct NativeModel : Model {
     require(in.num_tokens > 0 && in.num_tokens <= limits().max_tokens, range("number of tokens", in.num_tokens, limits().max_tokens + 1));
     require(positions.shape(0) == tokens.shape(0) && table_ends.shape(0) == counts.shape(0), "step arrays differ in length");
     for (int t = 0; t < in.num_tokens; ++t) {
-      in_range("token id", in.tokens[t], vocabulary_);
+      if (vocabulary_ > 0) in_range("token id", in.tokens[t], vocabulary_);  // no embedding: tokens are not looked at
       in_range("position", in.positions[t], limits().max_positions);
     }
     for (size_t b = 0; b < blocks.shape(0); ++b) in_range("block", blocks.data()[b], limits().num_blocks);
@@ -233,6 +237,14 @@ struct NativeModel : Model {
     nb::gil_scoped_release release;
     step(in);
   }
+  // out: [N, hidden] rows first … first + N - 1 of what the last step gave its logits: the states behind the final norm.
+  void hidden_states(int first, LogitsOut out) const {
+    require(logits_input_ >= 0, "the program has no logits");
+    require(int(out.shape(1)) == width(logits_input_), "hidden states have the wrong width");
+    require(first >= 0 && int64_t(first) + int64_t(out.shape(0)) <= limits().max_tokens, "hidden states out of range");
+    for (size_t r = 0; r < out.shape(0); ++r)
+      std::copy_n(row(logits_input_, first + int(r)), width(logits_input_), out.data() + r * out.shape(1));
+  }
   void copy_blocks(int source, int destination) {
     in_range("block", source, limits().num_blocks);
     in_range("block", destination, limits().num_blocks);
@@ -246,8 +258,47 @@ struct NativeModel : Model {
     require(num_heads > 0 && num_heads % num_kv_heads == 0, "query heads must be a multiple of KV heads");
     check_register(qkv, int64_t(num_heads + 2 * num_kv_heads) * dim, "qkv");
   }
-  int vocabulary_ = 0, num_logit_columns_ = 0;
+  int vocabulary_ = 0, num_logit_columns_ = 0, logits_input_ = -1;
 };
+
+// Seconds that the slowest of `threads` threads needs for its share of `job`, at best of `repeats`.
+template <class Job>
+double best_seconds(ThreadPool& pool, int repeats, Job job) {
+  double best = 1e30;
+  for (int r = 0; r < repeats; ++r) {
+    const auto start = std::chrono::steady_clock::now();
+    pool.run(job);
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
+double read_rate(const std::string& isa, int threads, size_t bytes, int repeats) {
+  const Kernels* k = NativeModel::kernels_or_throw(isa);
+  require(threads > 0 && threads <= 1024 && repeats > 0 && repeats <= 1000, "threads and repeats must be 1 or more");
+  const size_t share = bytes / threads / 4096 * 4096;
+  require(share > 0 && bytes <= (size_t(1) << 36), "each thread needs 4 KiB or more to read, all together 64 GiB at most");
+  nb::gil_scoped_release release;
+  ThreadPool pool(threads);
+  const Buffer data = allocate(share * threads);
+  volatile float sink = 0.f;
+  const auto job = [&](int t) { sink = k->probe_read(data.get() + t * share, share); };
+  pool.run([&](int t) { std::memset(data.get() + t * share, 1, share); });
+  return double(share) * threads / best_seconds(pool, repeats, job);
+}
+
+double operation_rate(const std::string& isa, int threads, const std::string& kind, int repeats) {
+  const Kernels* k = NativeModel::kernels_or_throw(isa);
+  require(kind == "fma" || kind == "dot", "kind must be fma or dot");
+  require(threads > 0 && threads <= 1024 && repeats > 0 && repeats <= 1000, "threads and repeats must be 1 or more");
+  nb::gil_scoped_release release;
+  ThreadPool pool(threads);
+  constexpr int64_t iterations = 200000;
+  volatile float sink = 0.f;
+  const bool fma = kind == "fma";
+  const auto job = [&](int) { sink = fma ? k->probe_fma(iterations) : k->probe_dot(iterations); };
+  return double(iterations) * kChains * 2 * (fma ? 16 : 64) * threads / best_seconds(pool, repeats, job);
+}
 
 }  // namespace
 
@@ -259,6 +310,9 @@ NB_MODULE(_native, m) {
     for (const char* isa : {"portable", "avx2", "avx512"}) if (choose_kernels(isa)) names.push_back(isa);
     return names;
   }, "The kernel sets this processor can run, slowest first.");
+  m.def("read_rate", &read_rate, "isa"_a, "threads"_a, "bytes"_a, "repeats"_a, "Best bytes/s of reading a buffer in four streams a thread.");
+  m.def("operation_rate", &operation_rate, "isa"_a, "threads"_a, "kind"_a, "repeats"_a,
+        "Best operations/s of fused multiply-adds (fma) or int8 dot products (dot) from registers.");
   nb::class_<NativeModel>(m, "Model")
       .def(nb::init<const std::string&, int, const std::string&, int, int, int>(), "isa"_a, "num_threads"_a, "activations"_a, "max_tokens"_a,
            "max_positions"_a, "num_blocks"_a)
@@ -280,6 +334,7 @@ NB_MODULE(_native, m) {
       .def("sigmoid_gate", &NativeModel::sigmoid_gate_op, "input"_a, "gate"_a, "output"_a, "add"_a)
       .def("logits", &NativeModel::logits_op, "input"_a, "weight"_a, "scale"_a, "softcap"_a)
       .def("step", &NativeModel::run_step, "tokens"_a, "positions"_a, "counts"_a, "table_ends"_a, "blocks"_a, "logit_rows"_a, "logits"_a)
+      .def("hidden_states", &NativeModel::hidden_states, "first"_a, "out"_a)
       .def("copy_block", &NativeModel::copy_blocks, "source"_a, "destination"_a)
       .def_prop_ro("weight_bytes", &NativeModel::weight_bytes)
       .def_prop_ro("kv_bytes", &NativeModel::kv_bytes)

@@ -28,6 +28,13 @@ def available_memory_bytes() -> int:
     return available
 
 
+def total_memory_bytes() -> int:
+    """Return how many bytes of memory this machine, or its container, has."""
+    total = _meminfo("MemTotal") or (4 << 30)
+    limit = _number(_CGROUP / "memory.max")
+    return total if limit is None else min(total, limit)
+
+
 def _core_of(cpu: int) -> tuple[str, str] | int:
     """Return what identifies the physical core of a logical one; the logical one itself where unknown."""
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
