@@ -20,7 +20,7 @@ LEVERS = {
     "compute": "fewer or cheaper operations (int8 activations), or more cores",
     "kernels": "faster kernels: the step's time is far above both floors",
     "sampling": "cheaper sampling (greedy, fewer penalties and log-probabilities)",
-    "host": "fewer or longer steps (a larger batch, speculative decoding): scheduling and text cost more than computing",
+    "host": "fewer or longer steps (a larger batch, speculative decoding): scheduling and text dominate",
     "queueing": "more capacity, a lower rate, or a larger batch: requests wait longer than they run",
 }
 
@@ -63,8 +63,8 @@ class Headroom:
         """Return one sentence: what bounds it, how near the roof it is, and the next lever."""
         reached = self.floor_s / self.measured_s
         return (
-            f"At batch {self.batch_size} a step takes {self.measured_s * 1e3:.2f} ms, {reached:.0%} of it the floor that "
-            f"the hardware sets; {self.bound} takes the most. Next lever: {LEVERS[self.bound]}."
+            f"At batch {self.batch_size} a step takes {self.measured_s * 1e3:.2f} ms, {reached:.0%} of it the floor "
+            f"that the hardware sets; {self.bound} takes the most. Next lever: {LEVERS[self.bound]}."
         )
 
 

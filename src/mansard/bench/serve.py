@@ -117,7 +117,7 @@ def _client_warnings(cpu_share: float, summary: Summary, plan: LoadPlan, interru
     delay = summary.latencies.get("queue_delay_s")
     if plan.is_open_loop and plan.max_concurrency is not None and delay is not None and delay.maximum > 0.05:
         yield (
-            f"requests waited in the client for up to {delay.maximum:.2f} s, as at most {plan.max_concurrency} may run; "
+            f"requests waited in the client for up to {delay.maximum:.2f} s, as only {plan.max_concurrency} may run; "
             "latencies count that wait (ttft_from_send_s and e2e_from_send_s do not)"
         )
     if interrupted:

@@ -28,16 +28,18 @@ class StepDemand:
         return self.weight_bytes_read(num_sequences) + num_context_tokens * self.kv_bytes_per_token
 
     def weight_bytes_read(self, num_sequences: float) -> float:
-        """Return the packed weight bytes a step of `num_sequences` tokens touches: of experts those used in expectation,
-        of an untied input embedding none.
+        """Return the packed weight bytes that a step of `num_sequences` tokens touches.
+
+        Of experts those used in expectation, of an untied input embedding none.
         """
         plan = PrecisionPlan.uniform("bf16")  # only the share that is read matters, not the format
         whole = sum(weight_bytes(self.spec, plan).values())
         return self.packed_weight_bytes * decode_weight_bytes(self.spec, plan, max(1, round(num_sequences))) / whole
 
     def flops(self, num_tokens: float, num_attended: float) -> float:
-        """Return the FLOPs of `num_tokens` tokens that attend to `num_attended` keys in all: 2 for each weight, and 4 for
-        each key, head and dimension (scores and values).
+        """Return the FLOPs of `num_tokens` tokens that attend to `num_attended` keys in all.
+
+        2 for each weight, and 4 for each key, head and dimension (scores and values).
         """
         spec = self.spec
         full = sum(spec.layer_type(layer) != "linear" for layer in range(spec.num_hidden_layers))
