@@ -120,14 +120,14 @@ class Engine:
         self._num_output_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
 
-    def num_quiet_steps(self, outputs_are_new: bool = False) -> int:
-        """Return how many next steps decode one token of each running sequence and do nothing else.
+    def num_quiet_steps(self, outputs_are_new: bool = False, at_most: int | None = None) -> int:
+        """Return how many next steps, `at_most` so many, decode one token of each running sequence and no more.
 
         See `stretch.num_quiet_steps` for what it takes.
         """
         if self._drafter is not None:
             return 0
-        return stretch.num_quiet_steps(self.scheduler, self.clock.now(), outputs_are_new)
+        return stretch.num_quiet_steps(self.scheduler, self.clock.now(), outputs_are_new, at_most)
 
     def skip_steps(self, num_steps: int, token_ids: Iterable[Sequence[int]]) -> list[SequenceOutput]:
         """Take quiet steps at once, in a simulation; returns the whole output of each sequence that ended.
