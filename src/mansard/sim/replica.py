@@ -7,8 +7,8 @@ else is an ordinary `Engine.step` of the very engine that serves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import inf
 
 from mansard.core import types
@@ -55,6 +55,8 @@ class Replica:
         self._planned: dict[str, PlannedRequest] = {}
         self._first_s: dict[str, float] = {}  # request → when its first token came
         self._stalled_s: dict[str, float] = {}  # preempted sequence → when its last token came
+        self._num_rounds = 0  # steps in which every running sequence that had a token got one more
+        self._end_rounds: list[int] | None = []  # a heap: when each of those ends; None when it must be made anew
 
     @property
     def num_unfinished(self) -> int:
@@ -75,7 +77,9 @@ class Replica:
         if any(len(s.token_ids) != c for s, c in zip(running, contexts, strict=True)):
             return self.clock.now()
         step_s = self.executor.pricer.step_s(contexts, ())
-        return self.clock.now() + (1.0 - 1e-9) * step_s * self._num_steps_to_end(running)
+        if not self._all_have_tokens():
+            return self.clock.now()
+        return self.clock.now() + (1.0 - 1e-9) * step_s * self._num_steps_to_end()
 
     def add(self, planned: PlannedRequest, now: float, imported: bool = False) -> None:
         """Queue a request at `now`, or at the end of the step under way.
@@ -99,19 +103,22 @@ class Replica:
             return []
         self.clock.advance_to(wakeup)
         if self._fast and self._scheduler.running and self._all_have_tokens():
-            num_steps = self.engine.num_quiet_steps(outputs_are_new=True)
+            num_steps = self.engine.num_quiet_steps(outputs_are_new=True, at_most=self._num_steps_to_end())
             if num_steps > 0:
-                return self._stretch(min(num_steps, self._num_steps_to_end(self._scheduler.running)), limit_s)
+                return self._stretch(num_steps, limit_s)
         return self._step()
 
     def _all_have_tokens(self) -> bool:
         """Say whether each running sequence had a token in the step before; one that waits and had any is stalled."""
         return len(self._first_s) - len(self._stalled_s) == len(self._scheduler.running)
 
-    def _num_steps_to_end(self, running: Sequence[types.Sequence]) -> int:
-        """Return after how many decode steps the first running sequence ends."""
-        left = self.executor.num_tokens_left
-        return min([left(s.request.id, len(s.token_ids)) for s in running])
+    def _num_steps_to_end(self) -> int:
+        """Return after how many decode steps the first running sequence ends; all of them have tokens."""
+        if self._end_rounds is None:
+            left = self.executor.num_tokens_left
+            rounds = [self._num_rounds + left(s.request.id, len(s.token_ids)) for s in self._scheduler.running]
+            self._end_rounds = sorted(rounds)
+        return self._end_rounds[0] - self._num_rounds
 
     def _stretch(self, num_steps: int, limit_s: float) -> list[Ended]:
         """Take up to `num_steps` quiet steps, those that begin before `limit_s`."""
@@ -129,6 +136,7 @@ class Replica:
         tokens = self.executor.next_tokens
         answers = [tokens(s.request.id, n, num_taken) for s, n in zip(running, contexts, strict=True)]
         outputs = self.engine.skip_steps(num_taken, answers)
+        self._num_rounds += num_taken
         self.clock.advance_to(now)
         self.timeline.add(
             start, num_taken, num_running, num_waiting, num_running, num_running, 0, sum(contexts),
@@ -147,6 +155,7 @@ class Replica:
             self._note_stalls(running, start)
         if self.executor.num_steps == num_steps:
             return []  # sequences were only preempted, or the window of a batch is still open
+        self._num_rounds += 1
         num_gaps = self._note_tokens(outputs, now)
         ended = [self._ended(o) for o in outputs if o.finish_reason is not None]
         num_running = len(scheduler.running) + len(ended)
@@ -161,6 +170,7 @@ class Replica:
 
     def _note_stalls(self, running: list[types.Sequence], start: float) -> None:
         """Remember since when sequences preempted in this step have had no token."""
+        self._end_rounds = None
         for sequence in running:
             if sequence.status is SequenceStatus.WAITING and sequence.num_output_tokens > 0:
                 self._stalled_s.setdefault(sequence.id, start)
@@ -171,7 +181,11 @@ class Replica:
         for output in outputs:
             if output.request_id not in first:
                 first[output.request_id] = now
+                if self._end_rounds is not None:
+                    left = self.executor.num_tokens_left(output.request_id, len(output.sequence.token_ids))
+                    heappush(self._end_rounds, self._num_rounds + left)
             elif self._stalled_s and output.sequence_id in self._stalled_s:
+                self._end_rounds = None
                 self.timeline.long_gaps_s.append(now - self._stalled_s.pop(output.sequence_id))
             else:
                 num_gaps += 1
@@ -180,6 +194,10 @@ class Replica:
     def _ended(self, output: SequenceOutput) -> Ended:
         assert output.finish_reason is not None and output.error is None, output.error
         request_id, now = output.request_id, self.clock.now()
+        if self._end_rounds is not None and self._end_rounds[0] == self._num_rounds:
+            heappop(self._end_rounds)
+        else:
+            self._end_rounds = None  # it ended before its planned length
         self.executor.end(request_id)
         first_s = self._first_s.pop(request_id, now)
         return Ended(self._planned.pop(request_id), output.sequence, first_s, now, output.finish_reason)
