@@ -40,7 +40,7 @@ def _flat(entry: dict[str, Any]) -> dict[str, str]:
 def _show(value: object, seconds: bool = False) -> str:
     if isinstance(value, bool | str):
         return str(value).lower() if isinstance(value, bool) else str(value)
-    return f"{float(value) * (1e6 if seconds else 1.0):.3g}"  # type: ignore[arg-type]
+    return f"{float(value) * (1e6 if seconds else 1.0):.4g}"  # type: ignore[arg-type]
 
 
 def with_constants(text: str) -> str:
