@@ -6,6 +6,7 @@ sampler chooses. Steps are instant unless they are told to wait.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from mansard.loading.chat_template import ChatTemplate
 from mansard.loading.tokenizer import Tokenizer, TokenizerParts, byte_alphabet
 from mansard.runtime.model import LoadedModel
 from mansard.runtime.sampler import Sampler, num_logit_rows, row_offsets
+from mansard.runtime.structured_output import StructuredOutput
 from mansard.specs.model import ModelSpec
 
 BOS, EOS, TURN, TURN_END = 256, 257, 258, 259
@@ -27,6 +29,7 @@ LITERALS = {BOS: "<s>", EOS: "</s>", TURN: "<|im_start|>", TURN_END: "<|im_end|>
 LITERALS |= {260 + i: piece for i, piece in enumerate(PIECES)}
 VOCAB_SIZE = 260 + len(PIECES)
 SPECIAL = frozenset({BOS, EOS, TURN, TURN_END})
+SPLIT = re.compile(f"({'|'.join(re.escape(LITERALS[i]) for i in sorted(SPECIAL))})")
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -48,14 +51,12 @@ class _Encoding:
 class _ByteBackend:
     """Encodes specials as themselves and everything else as bytes."""
 
-    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any:
-        ids: list[int] = []
-        rest = sequence
-        while rest:
-            special = next((i for i in SPECIAL if rest.startswith(LITERALS[i])), None)
-            ids += [special] if special is not None else rest[0].encode()
-            rest = rest[len(LITERALS[special]) if special is not None else 1 :]
-        return _Encoding(ids)
+    def encode_batch_fast(self, input: list[str], *, add_special_tokens: bool = True) -> list[Any]:
+        return [_Encoding([i for part in SPLIT.split(text) for i in self._ids(part)]) for text in input]
+
+    def _ids(self, part: str) -> list[int]:
+        special = next((i for i in SPECIAL if LITERALS[i] == part), None)
+        return list(part.encode()) if special is None else [special]
 
 
 def toy_tokenizer() -> Tokenizer:
@@ -93,7 +94,8 @@ class ToyExecutor:
         table[:, sorted(SPECIAL)] = -30.0  # ends come from scripts and lengths
         table[:, :32] = table[:, 127:256] = -20.0  # mostly printable ASCII
         self.table = table.astype(np.float32)
-        self.sampler = Sampler(VOCAB_SIZE, (EOS, TURN_END))
+        self.structures = StructuredOutput(toy_tokenizer(), VOCAB_SIZE, (EOS, TURN_END))
+        self.sampler = Sampler(VOCAB_SIZE, (EOS, TURN_END), self.structures)
         self.gate.set()
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -136,6 +138,7 @@ def toy_model(
     max_model_len: int = 512,
     template: str | None = TEMPLATE,
 ) -> LoadedModel:
+    executor = executor or ToyExecutor()
     spec = ModelSpec(
         model_type="llama",
         num_hidden_layers=1,
@@ -152,12 +155,13 @@ def toy_model(
         name="toy",
         spec=spec,
         tokenizer=toy_tokenizer(),
-        executor=executor or ToyExecutor(),
+        executor=executor,
         num_blocks=num_blocks,
         block_size=16,
         max_model_len=max_model_len,
         eos_token_ids=(EOS, TURN_END),
         chat_template=None if template is None else ChatTemplate(template),
+        structures=executor.structures,
     )
 
 

@@ -17,7 +17,8 @@ from toy_model import ToyExecutor, toy_model
 
 from mansard.runtime.model import EngineOptions
 from mansard.server.app import create_app
-from mansard.server.run import bind, url_of
+from mansard.server.options import ServerOptions
+from mansard.server.run import bind, configuration, url_of
 from mansard.server.service import Service
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -66,16 +67,19 @@ def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
 
 
 @contextmanager
-def toy_server(executor: ToyExecutor | None = None, **options: Any) -> Iterator[ToyServer]:
+def toy_server(
+    executor: ToyExecutor | None = None, server: dict[str, Any] | None = None, **options: Any
+) -> Iterator[ToyServer]:
     executor = executor or ToyExecutor()
     model_options = {k: options.pop(k) for k in ("num_blocks", "max_model_len", "template") if k in options}
     model = toy_model(executor, **model_options)
-    app = create_app(model, EngineOptions(**options), names=("alias",), drain_s=1.0)
+    allowed = ServerOptions(names=("alias",), drain_s=1.0, **(server or {}))
+    app = create_app(model, EngineOptions(**options), allowed)
     listener = bind("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    running = uvicorn.Server(configuration(app, drain_s=1.0))
+    thread = threading.Thread(target=lambda: asyncio.run(running.serve(sockets=[listener])))
     thread.start()
-    until(lambda: server.started)
+    until(lambda: running.started)
     url = url_of(listener)
     with httpx.Client(base_url=url, timeout=30.0) as client:
         try:
@@ -83,7 +87,7 @@ def toy_server(executor: ToyExecutor | None = None, **options: Any) -> Iterator[
         finally:
             executor.gate.set()
             client.close()
-            server.should_exit = True
+            running.should_exit = True
             thread.join()
             if model.chat_template is not None:
                 model.chat_template.close()

@@ -23,12 +23,13 @@ import sys
 from toy_model import ToyExecutor, toy_model
 from mansard.runtime.model import EngineOptions
 from mansard.server.app import create_app
+from mansard.server.options import ServerOptions
 from mansard.server.run import bind, run, url_of
 step_s, drain_s = map(float, sys.argv[1:])
-app = create_app(toy_model(ToyExecutor(step_s=step_s)), EngineOptions(), drain_s=drain_s)
+app = create_app(toy_model(ToyExecutor(step_s=step_s)), EngineOptions(), ServerOptions(drain_s=drain_s))
 listener = bind("127.0.0.1", 0)
 said = lambda text: print(text, flush=True)
-gently = run(app, app.state.service.engine, listener, drain_s, lambda: said(url_of(listener)), lambda: said("stopping"))
+gently = run(app, listener, None, lambda: said(url_of(listener)), lambda: said("stopping"))
 sys.exit(0 if gently else 1)
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from typing import Annotated
 
@@ -10,7 +11,8 @@ import typer
 from mansard.commands import options
 from mansard.runtime.model import DEFAULT_MODEL
 
-SERVER = "Server"
+SERVER, LIMITS = "Server", "Limits"
+API_KEY_VARIABLE = "MANSARD_API_KEY"
 
 
 def serve(
@@ -25,9 +27,51 @@ def serve(
         list[str] | None,
         typer.Option(help="A name clients may use; may be given again.", rich_help_panel=SERVER),
     ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"A key clients must send; may be given again. Better in {API_KEY_VARIABLE}.",
+            rich_help_panel=SERVER,
+            show_default="none",
+        ),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="A web page's origin that may call (CORS); may be given again.", rich_help_panel=SERVER),
+    ] = None,
+    tls_certificate: Annotated[
+        str | None, typer.Option(help="Certificate chain (PEM); turns TLS on.", rich_help_panel=SERVER)
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option(help="The certificate's key (PEM).", rich_help_panel=SERVER)] = None,
+    tls_client_ca: Annotated[
+        str | None, typer.Option(help="Ask clients for a certificate signed by this.", rich_help_panel=SERVER)
+    ] = None,
+    allow_cache_reset: Annotated[
+        bool, typer.Option("--allow-cache-reset", help="Enable POST /reset_prefix_cache.", rich_help_panel=SERVER)
+    ] = False,
+    tool_call_parser: Annotated[
+        str, typer.Option(help="Form of tool calls: auto, hermes, llama3, mistral, none.", rich_help_panel=SERVER)
+    ] = "auto",
+    reasoning: Annotated[
+        bool, typer.Option(help="Answer <think> text as reasoning_content.", rich_help_panel=SERVER)
+    ] = True,
+    log_level: Annotated[
+        str, typer.Option(help="debug, info (a line a request), warning or error.", rich_help_panel=SERVER)
+    ] = "warning",
+    record: Annotated[
+        str | None, typer.Option(help="Write every step to this file, for mansard simulate.", rich_help_panel=SERVER)
+    ] = None,
     drain_timeout: Annotated[
-        float, typer.Option(help="Seconds that requests may still take at the end.", rich_help_panel=SERVER, min=0)
+        float, typer.Option(help="Seconds that requests may still take at the end.", rich_help_panel=LIMITS, min=0)
     ] = 30.0,
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(help="Most seconds of one request.", rich_help_panel=LIMITS, show_default="no limit"),
+    ] = None,
+    max_queue: Annotated[
+        int, typer.Option(help="Most requests that wait; more get 429.", rich_help_panel=LIMITS, min=0)
+    ] = 256,
+    max_body: Annotated[str, typer.Option(help="Largest request body.", rich_help_panel=LIMITS)] = "16MiB",
     max_model_len: options.MaxModelLen = None,
     kv_dtype: options.KvDtype = "auto",
     kv_cache_memory: options.KvCacheMemory = None,
@@ -48,8 +92,10 @@ def serve(
 ) -> None:
     """Serve a model over OpenAI's HTTP API."""
     from mansard.runtime.model import load
+    from mansard.server.access_log import log_to_stderr
     from mansard.server.app import create_app
-    from mansard.server.run import bind, run, url_of
+    from mansard.server.options import ServerOptions
+    from mansard.server.run import Tls, bind, run, url_of
 
     chosen = options.engine_options(
         max_model_len=max_model_len,
@@ -63,20 +109,36 @@ def serve(
         priority=priority,
         seed=secrets.randbits(63) if seed is None else seed,
     )
+    allowed = ServerOptions(
+        names=tuple(served_model_name or ()),
+        api_keys=(*(api_key or ()), *filter(None, [os.environ.get(API_KEY_VARIABLE)])),
+        allowed_origins=tuple(allow_origin or ()),
+        max_body_bytes=options.parse_bytes(max_body),
+        max_queued=max_queue,
+        request_timeout_s=request_timeout,
+        drain_s=drain_timeout,
+        allow_cache_reset=allow_cache_reset,
+        tool_call_parser=tool_call_parser,
+        split_reasoning=reasoning,
+    )
+    if (tls_key or tls_client_ca) and not tls_certificate:
+        raise ValueError("there is a TLS key or client CA but no certificate; give --tls-certificate too")
+    tls = Tls(tls_certificate, tls_key, tls_client_ca) if tls_certificate else None
+    log_to_stderr(log_level)
     listener = bind(host, port)
     loaded = load(model, chosen)
-    app = create_app(loaded, chosen, served_model_name or (), drain_s=drain_timeout)
+    app = create_app(loaded, chosen, allowed)
     num_tokens = loaded.num_blocks * loaded.block_size
 
     def announce() -> None:
         typer.echo(
             f"{loaded.name}: loaded in {loaded.load_s:.2f} s · context {loaded.max_model_len:,} tokens · "
-            f"KV cache {num_tokens:,} tokens\nserving on {url_of(listener)}/v1 (Ctrl-C stops)",
+            f"KV cache {num_tokens:,} tokens\nserving on {url_of(listener, tls)}/v1 (Ctrl-C stops)",
             err=True,
         )
 
     def farewell() -> None:
         typer.echo("stopping: requests under way may end (again to stop at once)", err=True)
 
-    if not run(app, app.state.service.engine, listener, drain_timeout, announce, farewell):
+    if not run(app, listener, tls, announce, farewell):
         raise typer.Exit(1)

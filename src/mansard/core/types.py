@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol
+from typing import Literal, Protocol
 
 
 class FinishReason(StrEnum):
@@ -28,6 +28,16 @@ class SequenceStatus(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The language that an output must belong to, as data; `kind` says what `text` is: a JSON schema, a regular
+    expression, or a grammar in Lark's notation.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     n: int = 1
+    structure: Structure | None = None  # tokens that would leave it are forbidden
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class AsyncEngine:
         self._observe = observe
         self._thread = EngineThread(engine, self._deliver, stall_after_s)
         self._pool = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="mansard-prepare")
-        self._queues: dict[str, asyncio.Queue[SequenceDelta]] = {}
+        self._queues: dict[str, asyncio.Queue[SequenceDelta | None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -77,13 +77,18 @@ class AsyncEngine:
         """Run `work` (tokenizing, rendering) off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def stream(self, *submissions: Submission) -> AsyncGenerator[SequenceDelta, None]:
+    async def stream(
+        self, *submissions: Submission, timeout_s: float | None = None
+    ) -> AsyncGenerator[SequenceDelta, None]:
         """Submit requests and yield the deltas of all their sequences as they come, until each has ended.
 
-        Raises: ValueError when a request's id is in use.
+        Raises: ValueError when a request's id is in use; TimeoutError when they have not ended in time.
         """
-        queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
+        queue: asyncio.Queue[SequenceDelta | None] = asyncio.Queue()
         open_ids: set[str] = set()
+        alarm = None  # None in the queue says that the time is over
+        if timeout_s is not None:
+            alarm = asyncio.get_running_loop().call_later(timeout_s, queue.put_nowait, None)
         try:
             for submission in submissions:
                 request_id = submission.request.id
@@ -94,11 +99,15 @@ class AsyncEngine:
                 self._thread.submit(submission)
             while open_ids:
                 delta = await queue.get()
+                if delta is None:
+                    raise TimeoutError(f"the request did not end within {timeout_s:g} s")
                 if delta.last:
                     open_ids.discard(delta.request_id)
                     del self._queues[delta.request_id]
                 yield delta
         finally:
+            if alarm is not None:
+                alarm.cancel()
             for request_id in open_ids:
                 del self._queues[request_id]
                 self._thread.abort(request_id)

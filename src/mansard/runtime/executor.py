@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mansard.core.types import StepPlan, StepResult
+from mansard.runtime.pooling import Pooling
 from mansard.runtime.sampler import Sampler, num_logit_rows, row_offsets
 
 Ints = NDArray[np.int32]
@@ -22,10 +23,12 @@ Floats = NDArray[np.float32]
 class NativeExecutor:
     """Executes plans with a compiled `mansard._native.Model`."""
 
-    def __init__(self, model: Any, vocab_size: int, sampler: Sampler) -> None:
+    def __init__(self, model: Any, vocab_size: int, sampler: Sampler, hidden_size: int = 0) -> None:
         self._model = model
         self._vocab_size = vocab_size
+        self._hidden_size = hidden_size
         self._sampler = sampler
+        self.pools: dict[str, Pooling] = {}  # by request id: who collects hidden states
 
     @property
     def isa(self) -> str:
@@ -46,6 +49,8 @@ class NativeExecutor:
         """Run `plan` and sample; see `Executor`."""
         start = time.perf_counter()
         logits, offsets = self.compute(plan)
+        if self.pools:
+            self._pool(plan)
         results = self._sampler.sample(plan, logits, offsets)
         return StepResult(tuple(results), time.perf_counter() - start)
 
@@ -61,6 +66,17 @@ class NativeExecutor:
         logits = np.empty((len(rows), self._vocab_size), np.float32)
         self._model.step(*_flat(plan), rows, logits)
         return logits, offsets
+
+    def _pool(self, plan: StepPlan) -> None:
+        """Hand out the hidden states of requests that are embedded."""
+        first = 0
+        for sequence in plan.sequences:
+            pool = self.pools.get(sequence.request.id)
+            if pool is not None:
+                rows = np.empty((len(sequence.token_ids), self._hidden_size), np.float32)
+                self._model.hidden_states(first, rows)
+                pool.add(sequence.start, rows)
+            first += len(sequence.token_ids)
 
 
 def _logit_rows(plan: StepPlan) -> tuple[Ints, list[int]]:

@@ -49,7 +49,9 @@ def load_model(model: str, options: EngineOptions) -> LoadedModel:
         words = tokenizer.result()
     eos = words.eos_token_ids
     structures = StructuredOutput(words, spec.vocab_size, eos)
-    executor = NativeExecutor(loaded.native, spec.vocab_size, Sampler(spec.vocab_size, eos, structures))
+    executor = NativeExecutor(
+        loaded.native, spec.vocab_size, Sampler(spec.vocab_size, eos, structures), spec.hidden_size
+    )
     return LoadedModel(
         name=files.name,
         spec=spec,

@@ -9,11 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from mansard.core.types import SamplingParams
+from mansard.core.types import SamplingParams, Structure
 from mansard.runtime.logprobs import FloatArray, IntArray
+
+
+class TokenMasks(Protocol):
+    """Says how a structured output may go on: a function of its arguments, whatever it remembers between calls."""
+
+    def allowed(self, sequence_id: str, structure: Structure, output_ids: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Return [≥ V] which tokens may follow `output_ids`; ValueError when that cannot be told."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,7 @@ def changes_logits(params: SamplingParams) -> bool:
         or params.repetition_penalty != 1.0
         or params.presence_penalty != 0.0
         or params.frequency_penalty != 0.0
+        or params.structure is not None
     )
 
 

@@ -65,7 +65,5 @@ def token_logprobs(row: FloatArray, token_id: int, num_alternatives: int) -> Tok
     Shapes: row: [V] raw logits, finite or -inf, not all -inf.
     """
     log_z = log_normalizer(row)
-    top = tuple(
-        (int(i), float(row[i]) - log_z) for i in best_ids(row, num_alternatives) if np.isfinite(row[i])
-    )
+    top = tuple((int(i), float(row[i]) - log_z) for i in best_ids(row, num_alternatives) if np.isfinite(row[i]))
     return TokenLogprobs(token_id, float(row[token_id]) - log_z, token_rank(row, token_id), top)

@@ -33,7 +33,5 @@ def naming(error: ValueError) -> ParameterError:
     if first in _NAMES:
         return ParameterError(first, message)
     if first in _PROMPT_NAMES:
-        return ParameterError(
-            "prompt", message, "context_length_exceeded" if "tokens" in message else "invalid_value"
-        )
+        return ParameterError("prompt", message, "context_length_exceeded" if "tokens" in message else "invalid_value")
     return ParameterError(None, message)

@@ -21,6 +21,9 @@ from mansard.runtime.random_numbers import derive_seed
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
+MAX_CHARACTERS_PER_TOKEN = 32  # English has 4 to 5; runs of spaces reach 30 and more for short stretches only
+NO_STRUCTURES = "this server cannot constrain outputs to a structure (install llguidance)"
+
 _RESERVED = {"messages", "tools", "add_generation_prompt", "self"}  # what the template gets from elsewhere
 
 
@@ -54,15 +57,14 @@ class PromptPreparer:
         self._seed = seed
         self._numbers = itertools.count()
 
-    def completion(
-        self, prompt: Prompt, params: SamplingParams, traits: RequestTraits | None = None
-    ) -> Submission:
+    def completion(self, prompt: Prompt, params: SamplingParams, traits: RequestTraits | None = None) -> Submission:
         """Prepare the continuation of a raw prompt; text gets the model's BOS, token ids are taken as they
         are.
 
         Raises: ParameterError naming what is out of range.
         """
         if isinstance(prompt, str):
+            self.check_length(prompt)
             return self._submission(self._model.tokenizer.encode_prompt(prompt), prompt, params, traits)
         return self._submission(prompt, None, params, traits)
 
@@ -73,34 +75,63 @@ class PromptPreparer:
         traits: RequestTraits | None = None,
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> Submission:
         """Prepare the reply to a conversation: rendered by the model's template, which writes BOS itself.
 
         Raises: ParameterError when the template refuses the messages or a value is out of range.
         """
+        text = self.render(messages, add_generation_prompt, tools, template_arguments)
+        token_ids = self._model.tokenizer.encode(text, add_special_tokens=False)
+        return self._submission(token_ids, text, params, traits)
+
+    def render(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt text of a conversation.
+
+        Raises: ParameterError when there is no template or it refuses the messages.
+        """
         template = self._model.chat_template
         if template is None:
-            message = (
-                f"model {self._model.name} has no chat template; send a raw prompt to completions instead"
-            )
+            message = f"model {self._model.name} has no chat template; send a raw prompt to completions instead"
             raise ParameterError("messages", message)
         if reserved := _RESERVED & set(template_arguments or ()):
             names = ", ".join(sorted(reserved))
             raise ParameterError("chat_template_kwargs", f"chat_template_kwargs may not set {names}")
         try:
             text = template.render(
-                messages, add_generation_prompt=add_generation_prompt, **(template_arguments or {})
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools or None,
+                **(template_arguments or {}),
             )
         except ValueError as error:
             raise ParameterError("messages", str(error)) from error
-        token_ids = self._model.tokenizer.encode(text, add_special_tokens=False)
-        return self._submission(token_ids, text, params, traits)
+        self.check_length(text, "messages")
+        return text
+
+    def check_length(self, text: str, param: str = "prompt") -> None:
+        """Refuse a text that cannot fit the context, before it costs any tokenizing."""
+        limit = MAX_CHARACTERS_PER_TOKEN * self._model.max_model_len
+        if len(text) > limit:
+            message = (
+                f"{param} has {len(text):,} characters; at most {limit:,} are accepted "
+                f"({MAX_CHARACTERS_PER_TOKEN} for each token of the context)"
+            )
+            raise ParameterError(param, message, "context_length_exceeded")
 
     def _submission(
         self, token_ids: Sequence[int], text: str | None, params: SamplingParams, traits: RequestTraits | None
     ) -> Submission:
         traits = traits or RequestTraits()
+        if params.structure is not None:
+            self._check_structure(params)
         number = next(self._numbers)
         request = Request(
             id=traits.id or str(number),
@@ -116,3 +147,21 @@ class PromptPreparer:
         except ValueError as error:
             raise naming(error) from error
         return Submission(request, text)
+
+    def _check_structure(self, params: SamplingParams) -> None:
+        """Compile the structure an output must have, so that it is refused here or obeyed."""
+        structure = params.structure
+        assert structure is not None
+        for name, conflicts in (("min_tokens", params.min_tokens > 0), ("ignore_eos", params.ignore_eos)):
+            if conflicts:
+                message = f"{name} cannot be combined with a structured output, which ends when it is complete"
+                raise ParameterError(name, message)
+        if self._model.structures is None:
+            raise ParameterError("structured_outputs", NO_STRUCTURES, "unsupported_value")
+        try:
+            self._model.structures.compile(structure)
+        except ImportError as error:
+            raise ParameterError("structured_outputs", NO_STRUCTURES, "unsupported_value") from error
+        except ValueError as error:
+            message = f"the {structure.kind.replace('_', ' ')} cannot be used: {error}"
+            raise ParameterError("structured_outputs", message, "invalid_structure") from error

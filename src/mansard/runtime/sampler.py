@@ -21,9 +21,10 @@ from mansard.core.types import (
     ScheduledSequence,
     SequenceResult,
     StepPlan,
+    Structure,
     TokenLogprobs,
 )
-from mansard.runtime.logits_processors import RowContext, changes_logits, process
+from mansard.runtime.logits_processors import RowContext, TokenMasks, changes_logits, process
 from mansard.runtime.logprobs import FloatArray, IntArray, token_logprobs
 from mansard.runtime.random_numbers import uniform
 from mansard.runtime.token_filters import candidates
@@ -31,7 +32,7 @@ from mansard.runtime.token_filters import candidates
 BoolArray = npt.NDArray[np.bool_]
 
 NOT_FINITE = "the model's output is not finite (NaN or infinity in the logits)"
-NOTHING_LEFT = "no token is left to choose: every one is forbidden (logit_bias, min_tokens)"
+NOTHING_LEFT = "no token is left to choose: every one is forbidden (structure, logit_bias, min_tokens)"
 
 
 class SamplingError(Exception):
@@ -63,15 +64,17 @@ def _num_prompt_entries(scheduled: ScheduledSequence) -> int:
 
 
 class Sampler:
-    """Chooses tokens for a model of `vocab_size` tokens; `eos_token_ids` are what `min_tokens` holds back."""
+    """Chooses tokens for a model of `vocab_size` tokens; `eos_token_ids` are what `min_tokens` holds back.
 
-    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
+    masks: says which tokens a structured output may go on with; without it such requests fail.
+    """
+
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int] = (), masks: TokenMasks | None = None) -> None:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
+        self._masks = masks
 
-    def sample(
-        self, plan: StepPlan, logits: FloatArray, offsets: Sequence[int] | None = None
-    ) -> list[SequenceResult]:
+    def sample(self, plan: StepPlan, logits: FloatArray, offsets: Sequence[int] | None = None) -> list[SequenceResult]:
         """Return each sequence's result, in the plan's order.
 
         Shapes: logits: [R, ≥ V] float32, not changed; offsets: first row of each sequence (default
@@ -126,9 +129,7 @@ class Sampler:
                 break
         return tokens
 
-    def _token(
-        self, scheduled: ScheduledSequence, row: FloatArray, greedy: int, drafts: tuple[int, ...]
-    ) -> int:
+    def _token(self, scheduled: ScheduledSequence, row: FloatArray, greedy: int, drafts: tuple[int, ...]) -> int:
         """Choose the token that follows the known tokens and `drafts`."""
         request = scheduled.request
         params = request.params
@@ -141,18 +142,27 @@ class Sampler:
         position = _num_known(scheduled) + len(drafts)
         return candidates(row, params).draw(uniform(seed, scheduled.index, position))
 
-    def _processed(
-        self, scheduled: ScheduledSequence, row: FloatArray, drafts: tuple[int, ...]
-    ) -> FloatArray:
+    def _processed(self, scheduled: ScheduledSequence, row: FloatArray, drafts: tuple[int, ...]) -> FloatArray:
+        params = scheduled.request.params
         known = (*scheduled.history[: _num_known(scheduled)], *drafts)
-        context = RowContext(
-            scheduled.request.params, known, len(scheduled.request.prompt_token_ids), self.eos_token_ids
-        )
+        context = RowContext(params, known, len(scheduled.request.prompt_token_ids), self.eos_token_ids)
         row = row.astype(np.float32, copy=True)
         process(row, context)
+        if params.structure is not None:
+            row[~self._allowed(scheduled.sequence_id, params.structure, context)] = -np.inf
         if not np.isfinite(row.max()):
             raise SamplingError(NOTHING_LEFT)
         return row
+
+    def _allowed(self, sequence_id: str, structure: Structure, context: RowContext) -> BoolArray:
+        """Return which tokens a structured output may go on with; never all of them for want of an answer."""
+        if self._masks is None:
+            raise SamplingError("this executor cannot constrain an output to a structure")
+        try:
+            mask = self._masks.allowed(sequence_id, structure, context.token_ids[context.num_prompt_tokens :])
+        except ValueError as error:
+            raise SamplingError(str(error)) from error
+        return mask[: self.vocab_size]
 
     def _score_prompt(
         self,

@@ -6,49 +6,71 @@ drains it at the end.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from mansard import __version__
 from mansard.runtime.async_engine import AsyncEngine
 from mansard.runtime.model import EngineOptions, LoadedModel
 from mansard.runtime.text_engine import TextEngine
-from mansard.server import chat, completions, errors, operations
+from mansard.server import chat, completions, embeddings, errors, openapi, operations, responses, tokenization
+from mansard.server.gate import Gate
 from mansard.server.metrics import Metrics
-from mansard.server.service import Service
+from mansard.server.options import ServerOptions
+from mansard.server.service import TIMEOUT_HEADER, Service
 
-DRAIN_S = 30.0
+DESCRIPTION = "OpenAI's HTTP API for one model, with vLLM's names for what OpenAI does not have."
 
 
-def create_app(
-    model: LoadedModel,
-    options: EngineOptions,
-    names: Sequence[str] = (),
-    stall_after_s: float = 120.0,
-    drain_s: float = DRAIN_S,
-) -> FastAPI:
-    """Return the application that serves `model`; `names` are others that clients may call it by."""
+def create_app(model: LoadedModel, options: EngineOptions, server: ServerOptions | None = None) -> FastAPI:
+    """Return the application that serves `model`."""
+    allowed = server or ServerOptions()
     engine = TextEngine(model, options)
     metrics = Metrics(model.name, engine.stats)
     service = Service(
         model=model,
-        engine=AsyncEngine(engine, metrics.observe, stall_after_s),
+        engine=AsyncEngine(engine, metrics.observe, allowed.stall_after_s),
         metrics=metrics,
-        names=tuple(dict.fromkeys((*names, model.name))),
+        names=tuple(dict.fromkeys((*allowed.names, model.name))),
+        options=allowed,
     )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.engine.start()
         yield
-        await service.engine.drain(drain_s)
+        await service.engine.drain(allowed.drain_s)
         await service.engine.stop()
 
-    app = FastAPI(title="Mansard", version=__version__, lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(
+        title="Mansard",
+        description=DESCRIPTION,
+        version=__version__,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.service = service
     errors.install(app)
-    for module in (chat, completions, operations):
+    openapi.install(app)
+    for module in (chat, completions, responses, embeddings, tokenization, operations):
         app.include_router(module.router)
+    if allowed.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=allowed.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", TIMEOUT_HEADER],
+        )
+    app.add_middleware(
+        Gate,
+        api_keys=allowed.api_keys,
+        max_open=options.max_num_seqs + allowed.max_queued,
+        max_waiting=allowed.max_queued,
+        num_waiting=lambda: engine.stats().num_waiting,
+    )
     return app

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 
+from mansard.server.body import Body
 from mansard.server.errors import ApiError, from_validation
-from mansard.server.protocol import Body
+from mansard.server.options import ServerOptions
+from mansard.server.service import service_of
 
-MAX_BODY_BYTES = 16 << 20
 WARNING_HEADER = "x-mansard-warning"
 
 _MAX_NAMES_REPORTED = 20
@@ -22,12 +25,13 @@ B = TypeVar("B", bound=Body)
 async def read_body(request: Request, model: type[B]) -> B:
     """Return the body as `model`.
 
-    Raises: ApiError 400 for what is not valid, 413 when it is too large, 415 when it is not JSON by its type.
+    Raises: ApiError 400 for what is not valid, 408 when it comes too slowly, 413 when it is too large, 415 when it
+    is not JSON by its type.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"content-type is {kind!r}; it must be 'application/json'")
-    data = await _read_limited(request)
+    data = await _read_limited(request, service_of(request).options)
     try:
         return model.model_validate_json(data)
     except ValidationError as error:
@@ -43,17 +47,19 @@ def warnings(body: Body) -> dict[str, str]:
     return {WARNING_HEADER: f"unknown fields ignored: {', '.join(names[:_MAX_NAMES_REPORTED])}{more}"}
 
 
-def body_schema(model: type[Body]) -> dict[str, Any]:
-    """Return what the OpenAPI document says of a route whose body is read by `read_body`."""
-    schema = model.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-async def _read_limited(request: Request) -> bytes:
-    """Read the body without ever holding more than the limit."""
+async def _read_limited(request: Request, options: ServerOptions) -> bytes:
+    """Read the body without ever holding more than the limit, nor waiting for longer than another."""
+    limit = options.max_body_bytes
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", code="body_too_large")
+    try:
+        async with asyncio.timeout(options.body_timeout_s):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > limit:
+                    message = f"the body is larger than {limit:,} bytes ({limit / (1 << 20):.3g} MiB)"
+                    raise ApiError(413, message, code="body_too_large")
+    except TimeoutError as error:
+        raise ApiError(408, f"the body did not arrive within {options.body_timeout_s:g} s", code="timeout") from error
+    except ClientDisconnect as error:
+        raise ApiError(499, "the client left before its body had arrived") from error
     return bytes(data)

@@ -18,28 +18,35 @@ from starlette.responses import Response
 from mansard.loading.tokenizer import Tokenizer
 from mansard.runtime.outputs import SequenceDelta
 from mansard.runtime.prompts import Submission
-from mansard.server.bodies import body_schema, read_body, warnings
+from mansard.server.bodies import read_body, warnings
 from mansard.server.errors import ApiError
 from mansard.server.event_stream import DONE, EventStream, frame, unless_disconnected
 from mansard.server.logprobs import CompletionLogprobs, chat_entry, joined
+from mansard.server.openapi import described
 from mansard.server.protocol import CompletionBody
+from mansard.server.schemas import TextCompletion
 from mansard.server.service import Counts, Service, json_response, new_id, raise_error, service_of
 
 router = APIRouter()
 
 
-@router.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
+@router.post(
+    "/v1/completions",
+    **described("Continue prompts.", CompletionBody, TextCompletion, "text_completion objects"),
+)
 async def create_completion(request: Request) -> Response:
     """Continue prompts."""
-    body = await read_body(request, CompletionBody)
     service = service_of(request)
+    body = await read_body(request, CompletionBody)
     model = service.check_model(body.model)
+    timeout_s = service.timeout_s(request)
     request_id = new_id("cmpl")
     submissions = await _prepare(service, body, request_id)
     head = {"id": request_id, "object": "text_completion", "created": int(time.time()), "model": model}
-    answer = _Answer(service, submissions, body, head)
+    counts = Counts([len(s.request.prompt_token_ids) for s in submissions], request.state.log)
+    answer = _Answer(service, submissions, body, head, counts, timeout_s)
     if body.stream:
-        return EventStream(answer.frames(body.wants_usage_frame), warnings(body))
+        return EventStream(answer.frames(body.wants_usage_frame), warnings(body), service.options.keep_alive_s)
     whole = await unless_disconnected(request.receive, answer.whole())
     return Response(status_code=499) if whole is None else json_response(whole, warnings(body))
 
@@ -47,6 +54,7 @@ async def create_completion(request: Request) -> Response:
 async def _prepare(service: Service, body: CompletionBody, request_id: str) -> list[Submission]:
     """Tokenize off the event loop."""
     params, prompts = body.sampling_params(), body.prompts()
+    service.check_count(len(prompts) * body.num_choices, "prompt" if len(prompts) > 1 else "n")
     traits = [service.traits(body, f"{request_id}-{i}") for i in range(len(prompts))]
     prepare = service.engine.prompts.completion
     return await service.engine.in_pool(
@@ -58,12 +66,19 @@ class _Answer:
     """The choices of all prompts, in either form."""
 
     def __init__(
-        self, service: Service, submissions: list[Submission], body: CompletionBody, head: dict[str, Any]
+        self,
+        service: Service,
+        submissions: list[Submission],
+        body: CompletionBody,
+        head: dict[str, Any],
+        counts: Counts,
+        timeout_s: float | None,
     ) -> None:
         self._service = service
         self._submissions = submissions
         self._head = head
-        self._counts = Counts([len(s.request.prompt_token_ids) for s in submissions])
+        self._counts = counts
+        self._timeout_s = timeout_s
         self._choices: dict[tuple[str, int], _Choice] = {}
         for submission in submissions:
             for index in range(submission.request.params.n):
@@ -71,7 +86,7 @@ class _Answer:
                 self._choices[submission.request.id, index] = choice
 
     async def _updates(self) -> AsyncGenerator[tuple[_Choice, dict[str, Any] | None], None]:
-        async with aclosing(self._service.stream(*self._submissions)) as deltas:
+        async with aclosing(self._service.stream(*self._submissions, timeout_s=self._timeout_s)) as deltas:
             async for delta in deltas:
                 self._counts.add(delta)
                 raise_error(delta)

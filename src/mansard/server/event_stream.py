@@ -20,7 +20,6 @@ from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-KEEP_ALIVE_S = 15.0  # proxies commonly drop a connection that is silent for 30 to 60 s
 
 T = TypeVar("T")
 
@@ -59,22 +58,23 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
 class EventStream(Response):
     """An SSE response fed by an async generator, which is closed as soon as the client disconnects."""
 
-    def __init__(self, source: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, source: AsyncGenerator[bytes, None], headers: Mapping[str, str], keep_alive_s: float) -> None:
         self.source = source
+        self.keep_alive_s = keep_alive_s
         self.status_code = 200
         self.background = None
         given = {
             "content-type": "text/event-stream; charset=utf-8",
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
-            **(headers or {}),
+            **headers,
         }
         self.raw_headers = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in given.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the source's frames until it ends or the client leaves."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        quiet = _KeepAlive(send)
+        quiet = _KeepAlive(send, self.keep_alive_s)
         keeping = asyncio.ensure_future(quiet.run())
         try:
             await unless_disconnected(receive, self._send_all(quiet))
@@ -92,8 +92,9 @@ class EventStream(Response):
 class _KeepAlive:
     """Sends frames, and a comment when none was sent for a while."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, interval_s: float) -> None:
         self._send = send
+        self._interval_s = interval_s
         self._num_sent = 0
 
     async def send(self, body: bytes, more: bool = True) -> None:
@@ -103,7 +104,7 @@ class _KeepAlive:
     async def run(self) -> None:
         while True:
             before = self._num_sent
-            await asyncio.sleep(KEEP_ALIVE_S)
+            await asyncio.sleep(self._interval_s)
             if self._num_sent == before:
                 with contextlib.suppress(OSError):
                     await self.send(KEEP_ALIVE)

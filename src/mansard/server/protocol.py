@@ -1,45 +1,28 @@
-"""The JSON that clients send: one pydantic model per request body, and how it becomes `SamplingParams`.
+"""The JSON of chat and legacy completions: one pydantic model per body, and how it becomes `SamplingParams`.
 
-Names are OpenAI's, and vLLM's for what OpenAI does not have. Types are strict ("temperature": "hot" is an
-error, and so is "0.7"), while unknown fields are accepted and reported, because harmless extras must not
-break a client and a misspelt field must not pass unseen.
+Names are OpenAI's, and vLLM's for what OpenAI does not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr
+from pydantic import Field, StrictStr
 
 from mansard.core.types import SamplingParams
 from mansard.runtime.parameter_error import ParameterError
+from mansard.server.body import Body
+from mansard.server.structure_body import StructuredBody
+from mansard.server.tool_body import Tool, ToolCall, ToolChoice
 
 StopStrings = StrictStr | list[StrictStr] | None
 TokenIds = list[int]
+Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 
 MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 MAX_STOP_STRINGS = 32
 MAX_STOP_CHARACTERS = 1024
-
-
-class Body(BaseModel):
-    """What all bodies share: strict types, finite numbers, extras kept for the report."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-    def unknown_fields(self, prefix: str = "") -> Iterator[str]:
-        """Yield the path of each field that the model does not know."""
-        for name in self.model_extra or {}:
-            yield f"{prefix}{name}"
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            if isinstance(value, Body):
-                yield from value.unknown_fields(f"{prefix}{name}.")
-            elif isinstance(value, list):
-                for i, item in enumerate(value):
-                    if isinstance(item, Body):
-                        yield from item.unknown_fields(f"{prefix}{name}[{i}].")
 
 
 class StreamOptions(Body):
@@ -62,22 +45,24 @@ class Message(Body):
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates know it: OpenAI's `developer` is their `system`."""
+        """Return the message as chat templates know it: OpenAI's `developer` is their `system`, and the arguments
+        of tool calls are values, not texts.
+        """
         message = self.model_dump(exclude_none=True)
         if self.role == "developer":
             message["role"] = "system"
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        message.setdefault("content", "")
         return message
 
 
-class ResponseFormat(Body):
-    """The shape that the output must have; `text` asks for none."""
-
-    type: str
-
-
-class GenerationBody(Body):
+class GenerationBody(StructuredBody):
     """What chat and legacy completions have in common."""
 
     model: str | None = None
@@ -90,12 +75,11 @@ class GenerationBody(Body):
     min_tokens: int = 0
     n: int | None = None
     presence_penalty: float | None = None
-    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    priority: Priority = 0
     prompt_logprobs: int | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     repetition_penalty: float | None = None
-    response_format: ResponseFormat | None = None
-    seed: int | None = None
+    seed: Seed | None = None
     skip_special_tokens: bool = True
     stop: StopStrings = None
     stop_token_ids: TokenIds | None = None
@@ -111,12 +95,13 @@ class GenerationBody(Body):
         """Say whether the stream ends with a frame of token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def num_choices(self) -> int:
+        """Return how many continuations of each prompt are wanted."""
+        return _or(self.n, 1)  # type: ignore[no-any-return]
+
     def check(self) -> None:
         """Raise ParameterError for what is well-typed but cannot be served."""
-        if self.response_format is not None and self.response_format.type != "text":
-            kind = self.response_format.type
-            message = f"response_format {kind!r} is not supported by this server; only 'text' is"
-            raise ParameterError("response_format", message, "unsupported_value")
         if self.stream_options is not None and not self.stream:
             raise ParameterError("stream_options", "stream_options is only allowed when stream is true")
         if self.prompt_logprobs is not None and self.stream:
@@ -155,7 +140,8 @@ class GenerationBody(Body):
             "seed": self.seed,
             "prompt_logprobs": self.prompt_logprobs,
             "logit_bias": _logit_bias(self.logit_bias),
-            "n": _or(self.n, 1),
+            "n": self.num_choices,
+            "structure": self.structure(),
         }
 
 
@@ -167,16 +153,14 @@ class ChatCompletionBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     max_completion_tokens: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
     top_logprobs: int | None = None
 
     def check(self) -> None:
         """Raise ParameterError for what is well-typed but cannot be served."""
         super().check()
-        if self.tools or self.tool_choice not in (None, "none", "auto"):
-            name = "tools" if self.tools else "tool_choice"
-            raise ParameterError(name, f"{name} is not supported by this server", "unsupported_value")
         if self.top_logprobs is not None and not self.logprobs:
             raise ParameterError("top_logprobs", "top_logprobs is only allowed when logprobs is true")
         both = (self.max_tokens, self.max_completion_tokens)

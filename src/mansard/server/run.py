@@ -11,12 +11,15 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
-from mansard.runtime.async_engine import AsyncEngine
+from mansard.server.service import Service
 
 _LAST_ANSWERS_S = 5  # for the errors that end what did not end in time
 
@@ -40,33 +43,65 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """The files of a certificate and its key; `ca_file`: clients must show a certificate that it signed."""
+
+    certificate: str
+    key: str | None = None
+    ca_file: str | None = None
+
+
+def url_of(listener: socket.socket, tls: Tls | None = None) -> str:
     """Return the address that clients connect to."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def configuration(app: FastAPI, drain_s: float, tls: Tls | None = None) -> uvicorn.Config:
+    """Return how uvicorn serves `app`.
+
+    Raises: OSError or ValueError when a certificate cannot be used.
+    """
+    files: dict[str, Any] = {}
+    if tls is not None:
+        files = {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.ca_file}
+        files["ssl_cert_reqs"] = ssl.CERT_NONE if tls.ca_file is None else ssl.CERT_REQUIRED
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=round(drain_s) + _LAST_ANSWERS_S,
+        **files,
+    )
+    try:
+        config.load()
+    except ssl.SSLError as error:
+        raise ValueError(f"the TLS certificate or key cannot be used: {error}") from error
+    return config
 
 
 def run(
     app: FastAPI,
-    engine: AsyncEngine,
     listener: socket.socket,
-    drain_s: float,
+    tls: Tls | None = None,
     on_start: Callable[[], None] = lambda: None,
     on_stop: Callable[[], None] = lambda: None,
 ) -> bool:
     """Serve until a signal says stop; returns whether all went gently, without a second signal.
 
     `on_start` is called when clients can connect, `on_stop` at the first signal. Requests that have not ended
-    `drain_s` later are answered with an error.
+    `drain_s` of the server's options later are answered with an error.
     """
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=round(drain_s) + _LAST_ANSWERS_S,
-    )
-    server = _Server(config, engine, drain_s, on_start, on_stop)
-    asyncio.run(server.serve(sockets=[listener]))
+    service: Service = app.state.service
+    config = configuration(app, service.options.drain_s, tls)
+    server = _Server(config, service, on_start, on_stop)
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(server.serve(sockets=[listener]))
     return not server.force_exit
 
 
@@ -76,14 +111,12 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        engine: AsyncEngine,
-        drain_s: float,
+        service: Service,
         on_start: Callable[[], None],
         on_stop: Callable[[], None],
     ) -> None:
         super().__init__(config)
-        self._engine = engine
-        self._drain_s = drain_s
+        self._service = service
         self._ending: asyncio.Task[None] | None = None
         self._on_start = on_start
         self._on_stop = on_stop
@@ -110,9 +143,10 @@ class _Server(uvicorn.Server):
             self.force_exit = True
         else:
             self.should_exit = True
+            self._service.is_draining = True
             self._on_stop()
             self._ending = asyncio.get_running_loop().create_task(self._end_late_requests())
 
     async def _end_late_requests(self) -> None:
-        await asyncio.sleep(self._drain_s)
-        await self._engine.stop()
+        await asyncio.sleep(self._service.options.drain_s)
+        await self._service.engine.stop()
