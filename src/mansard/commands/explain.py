@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from mansard.cost.deployment import Deployment
     from mansard.cost.phases import Phase
     from mansard.cost.question import Question
-    from mansard.specs.hardware import HardwareSpec
 
 STEP = "The step"
 
@@ -66,9 +65,7 @@ def explain(
         }
         typer.echo(json.dumps(document, ensure_ascii=False, indent=1))
         return
-    _show(
-        steps, deployment.hardware, f"{question.spec.name} on {deployment_text(deployment)}", priced.profile.calibrated
-    )
+    _show(steps, f"{question.spec.name} on {deployment_text(deployment)}", priced.profile.calibrated)
 
 
 def one_deployment(question: Question) -> Deployment:
@@ -80,7 +77,7 @@ def one_deployment(question: Question) -> Deployment:
     return next(iter(deployments(fixed)))
 
 
-def _show(steps: tuple[Phase, ...], hardware: HardwareSpec, title: str, calibrated: bool) -> None:
+def _show(steps: tuple[Phase, ...], title: str, calibrated: bool) -> None:
     from rich.console import Console
 
     from mansard.planning.terminal import op_table, phase_table
@@ -89,7 +86,7 @@ def _show(steps: tuple[Phase, ...], hardware: HardwareSpec, title: str, calibrat
     console.print(title, style="bold green")
     if not calibrated:
         console.print("uncalibrated for this engine and architecture", style="yellow")
-    console.print(phase_table(steps, hardware))
+    console.print(phase_table(steps))
     for step in steps:
         console.print()
         what = "tokens" if step.name == "prefill" else "sequences"

@@ -79,8 +79,8 @@ def launch_commands(
 ) -> tuple[LaunchCommand, ...]:
     """Return the command of every engine that can run the deployment, the planned engine's first.
 
-    `users` is the number of requests at once of one replica, `cache_tokens` what its cache holds, `published` the
-    format of the model's own checkpoint.
+    `users` is the number of requests at once of one data-parallel rank, `cache_tokens` what its cache holds,
+    `published` the format of the model's own checkpoint.
     """
     makers = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm, "llama.cpp": _llama_cpp, "mansard": _mansard}
     order = sorted(makers, key=lambda name: name != deployment.engine)
@@ -165,7 +165,7 @@ def _sglang(d: Deployment, model: str, users: int, cache_tokens: int, published:
         "--enable-dp-attention": layout.data_parallel > 1,
         "--ep-size": _above_one(layout.expert_parallel),
         "--context-length": d.max_model_len,
-        "--max-running-requests": users,
+        "--max-running-requests": users * layout.data_parallel,
         "--chunked-prefill-size": d.num_batched_tokens,
         "--mem-fraction-static": f"{min(d.fraction, 0.88):g}",
         "--kv-cache-dtype": "fp8_e4m3" if d.kv == "fp8" else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from mansard.cost.candidates import layouts
 from mansard.cost.deployment import Deployment, Pricer, make_deployment
 from mansard.cost.engine_support import ENGINES
 from mansard.cost.op_cost import Layout
@@ -48,6 +49,13 @@ def levers(question: Question, pricer: Pricer, chosen: Pick) -> tuple[Lever, ...
         return ()
     found = [_compare(free, pricer, before, change, made) for change, made in changes(question, chosen.deployment)]
     return tuple(lever for lever in found if lever.limit is None)
+
+
+def split_text(layout: Layout) -> str:
+    """Return a split in short: `TP4`, `TP8 PP2`, `DP8 EP8`; one device has none."""
+    sizes = {"TP": layout.tensor_parallel, "DP": layout.data_parallel, "PP": layout.pipeline_parallel}
+    sizes["EP"] = layout.expert_parallel
+    return " ".join(f"{name}{size}" for name, size in sizes.items() if size > 1) or "one device"
 
 
 def changes(question: Question, base: Deployment) -> Iterator[tuple[str, Deployment]]:
@@ -105,7 +113,7 @@ def _compare(question: Question, pricer: Pricer, before: Pick, change: str, made
 def fixes(question: Question, pricer: Pricer, base: Deployment) -> tuple[str, ...]:
     """Return the single changes that make a deployment answer which does not, each as one sentence."""
     found: list[str] = []
-    for change, made in (*changes(question, base), *_more_devices(base)):
+    for change, made in (*changes(question, base), *_more_devices(question, base)):
         option = evaluate(question, pricer, made)
         picked = pick(replace(question, num_devices=None), option)
         if picked is not None and picked.limit is None:
@@ -114,14 +122,12 @@ def fixes(question: Question, pricer: Pricer, base: Deployment) -> tuple[str, ..
     return tuple(dict.fromkeys(found))
 
 
-def _more_devices(base: Deployment) -> Iterator[tuple[str, Deployment]]:
-    """Yield larger replicas: tensor-parallel where the engine can, else stages."""
-    tensor = ENGINES[base.engine].tensor_parallel
-    for times in (4, 8):
-        size = base.layout.tensor_parallel * times if tensor else base.layout.pipeline_parallel * times
-        layout = replace(base.layout, tensor_parallel=size) if tensor else replace(base.layout, pipeline_parallel=size)
-        if size <= 16 and base.hardware.link.kind != "none" and base.layout.data_parallel == 1:
-            yield f"{'TP' if tensor else 'stages'} {size} ({size} devices)", replace(base, layout=layout)
+def _more_devices(question: Question, base: Deployment) -> Iterator[tuple[str, Deployment]]:
+    """Yield larger replicas of the same devices, split as the search would."""
+    for size in (2, 4, 8, 16):
+        for layout in layouts(question.spec, base.hardware, base.engine, size)[:1]:
+            if size > base.layout.num_ranks:
+                yield f"{size} devices ({split_text(layout)})", replace(base, layout=layout)
 
 
 def _other_hardware(question: Question, pricer: Pricer, base: Deployment) -> Iterator[str]:

@@ -35,7 +35,10 @@ class OpShare:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One step of a kind. `achieved_flops` is FLOPs over time. Units: FLOP/s, FLOP/byte, seconds, of one rank."""
+    """One step of a kind. `achieved_flops` is FLOPs over time, `ridge` the hardware's in the format of the MLPs.
+
+    Units: FLOP/s, FLOP/byte, seconds, of one rank.
+    """
 
     name: str
     num_tokens: float
@@ -44,6 +47,7 @@ class Phase:
     bytes: float
     time_s: float
     intensity: float
+    ridge: float
     achieved_flops: float
     bound: str
     ops: tuple[OpShare, ...] = ()
@@ -55,7 +59,8 @@ def phase(name: str, priced: PricedProgram, shape: StepShape, concurrency: float
     time, flops, moved = _number(cost.time_s), _number(cost.flops), _number(cost.bytes)
     ops = op_shares(cost) if detail else ()
     tokens = _number(shape.num_tokens)
-    return Phase(name, tokens, concurrency, flops, moved, time, flops / moved, flops / time, cost.bound, ops)
+    ridge = priced.hardware.ridge(priced.formats.parts["mlp"].rate)
+    return Phase(name, tokens, concurrency, flops, moved, time, flops / moved, ridge, flops / time, cost.bound, ops)
 
 
 def op_shares(cost: StepCost) -> tuple[OpShare, ...]:

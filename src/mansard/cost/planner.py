@@ -168,10 +168,13 @@ def batch_table(question: Question, pricer: Pricer, chosen: Pick) -> tuple[Batch
 def _row_limit(question: Question, option: Option, load: float, ttft_s: float, tpot_s: float) -> str:
     """Return what ends the admissible range at this load: a latency, or the cache at the last row."""
     slo = question.limits
-    if slo.ttft_s is not None and ttft_s > slo.ttft_s:
-        return "TTFT"
-    if slo.tpot_s is not None and tpot_s > slo.tpot_s:
-        return "TPOT"
+    over = {
+        "TTFT": ttft_s / slo.ttft_s if slo.ttft_s is not None else 0.0,
+        "TPOT": tpot_s / slo.tpot_s if slo.tpot_s is not None else 0.0,
+    }
+    worst = max(over, key=lambda metric: over[metric])
+    if over[worst] > 1.0:
+        return worst
     if load < option.max_running:
         return ""
     full = option.max_running >= option.deployment.num_seqs * option.deployment.layout.data_parallel

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mansard.cost.levers import Lever
+from mansard.cost.levers import Lever, split_text
 from mansard.cost.memory import Ledger
 from mansard.cost.phases import OpShare, Phase
 from mansard.cost.planner import BatchRow, Plan
@@ -24,13 +24,11 @@ from mansard.planning.words import (
     deployment_text,
     dollars,
     gib,
-    layout_text,
     number,
     percent,
     scaled,
     seconds,
 )
-from mansard.specs.hardware import HardwareSpec
 
 MAX_OPTIONS, MAX_REJECTED = 8, 8
 BAR = 16  # cells of a full share bar
@@ -45,8 +43,7 @@ def show(plan: Plan, model: str, console: Console, detail: bool = False) -> None
     if plan.ledger is not None:
         _section(console, "Memory of one device, GiB", ledger_table(plan.ledger))
         console.print(_pool_line(plan.ledger), style="dim")
-    hardware = plan.chosen.deployment.hardware
-    _section(console, "Phases against the roofline", phase_table(plan.phases, hardware))
+    _section(console, "Phases against the roofline", phase_table(plan.phases))
     _section(console, "By requests at once", batch_table(plan.table))
     console.print("* the plan's load. TTFT, TPOT: means; limit: what ends the admissible range", style="dim")
     if detail:
@@ -135,6 +132,8 @@ def ledger_table(ledger: Ledger) -> Table:
     table = plain_table("", "low", "best", "high", "")
     for name, item in ledger.items:
         share = max(0.0, item.best) / ledger.visible_bytes
+        if item.best < 0.0:
+            name = f"{name} (missing)"
         table.add_row(name, gib(item.low), gib(item.best), gib(item.high), bar(share))
     table.add_row("visible", "", gib(ledger.visible_bytes), "", "")
     table.columns[4].justify = "left"
@@ -150,16 +149,15 @@ def _pool_line(ledger: Ledger) -> str:
     )
 
 
-def phase_table(phases: Iterable[Phase], hardware: HardwareSpec) -> Table:
+def phase_table(phases: Iterable[Phase]) -> Table:
     """Return each phase's arithmetic intensity beside the ridge point, and what bounds it."""
     table = plain_table("phase", "at once", "FLOP/byte", "ridge", "bound by", "step", "achieved")
-    ridge = hardware.ridge()
     for p in phases:
         table.add_row(
             p.name,
             number(p.concurrency),
             number(p.intensity),
-            number(ridge),
+            number(p.ridge),
             p.bound,
             seconds(p.time_s),
             scaled(p.achieved_flops, "FLOP/s"),
@@ -226,7 +224,7 @@ def _other_options(plan: Plan) -> Table | None:
     table = plain_table("devices", "split", "weights/KV", "at once", "TPOT", "tok/s", "$/Mtok", left=3)
     for p in shown:
         d = p.deployment
-        split = layout_text(d.layout) + (f" ×{d.num_replicas}" if d.num_replicas > 1 else "")
+        split = split_text(d.layout) + (f" ×{d.num_replicas}" if d.num_replicas > 1 else "")
         table.add_row(
             f"{d.num_devices}× {d.hardware.name}",
             split,
@@ -244,7 +242,7 @@ def rejected_table(rejected: Sequence[Rejected]) -> Table:
     table = plain_table("option", "first limit", left=2)
     for item in rejected[:MAX_REJECTED]:
         d = item.option.deployment
-        table.add_row(f"{d.layout.num_ranks}× {d.hardware.name} {layout_text(d.layout)} {d.weights}", item.limit)
+        table.add_row(f"{d.layout.num_ranks}× {d.hardware.name} {split_text(d.layout)} {d.weights}", item.limit)
     if len(rejected) > MAX_REJECTED:
         table.add_row("…", f"{len(rejected) - MAX_REJECTED} more with --json")
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mansard.cost.deployment import Deployment
-from mansard.cost.op_cost import Layout
+from mansard.cost.levers import split_text
 from mansard.specs.hardware import GIB
 
 
@@ -49,19 +49,10 @@ def percent(ratio: float) -> str:
     return f"{change:+d} %" if change else "±0 %"
 
 
-def layout_text(layout: Layout) -> str:
-    """Return a split in short: `TP4`, `TP8 × PP2`, `DP8 EP8`; one device has none."""
-    parts = [f"TP{layout.tensor_parallel}"] if layout.tensor_parallel > 1 else []
-    parts += [f"DP{layout.data_parallel}"] if layout.data_parallel > 1 else []
-    parts += [f"PP{layout.pipeline_parallel}"] if layout.pipeline_parallel > 1 else []
-    parts += [f"EP{layout.expert_parallel}"] if layout.expert_parallel > 1 else []
-    return " ".join(parts) or "one device"
-
-
 def deployment_text(deployment: Deployment) -> str:
     """Return a deployment in one line: devices, split, replicas, formats."""
     text = f"{deployment.num_devices}× {deployment.hardware.name}"
-    split = layout_text(deployment.layout)
+    split = split_text(deployment.layout)
     replicas = f", {deployment.num_replicas} replicas of {split}" if deployment.num_replicas > 1 else f", {split}"
     if deployment.num_devices == 1:
         replicas = ""
