@@ -35,7 +35,7 @@ class Command:
         return loaded
 
 
-PLAN, RUN = "Plan", "Run"
+PLAN, RUN, PROVE = "Plan", "Run", "Prove"
 COMMANDS: tuple[Command, ...] = (
     Command("plan", "mansard.commands.plan:plan", "Say what it takes to serve a model, before a GPU is rented.", PLAN),
     Command("explain", "mansard.commands.explain:explain", "Show the roofline of every op of a step.", PLAN),
@@ -45,6 +45,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("generate", "mansard.commands.generate:generate", "Continue one prompt and print its speed.", RUN),
     Command("chat", "mansard.commands.chat:chat", "Talk with a model in the terminal.", RUN),
     Command("models", "mansard.commands.models:models", "Show what a model file holds.", RUN),
+    Command("bench", "mansard.commands.bench:bench", "Measure a server or the engine beside the roof.", PROVE),
+    Command("eval", "mansard.commands.eval:evaluate", "Say what a quantization costs in quality.", PROVE),
     Command("roof", "mansard.commands.roof:roof", "Measure this machine's own ceilings.", PLAN),
     Command("demo", "mansard.commands.demo:demo", "Start a server, ask it one question, show its speed.", RUN),
 )
@@ -68,7 +70,11 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.callback()(_root)
     called = next((a for a in arguments if not a.startswith("-")), None)
     for command in COMMANDS:
-        function = _reporting_errors(command.load()) if command.name == called else _not_loaded
+        function = command.load() if command.name == called else _not_loaded
+        if isinstance(function, typer.Typer):
+            app.add_typer(_reporting_all(function), name=command.name, help=command.help, rich_help_panel=command.panel)
+            continue
+        function = _reporting_errors(function) if command.name == called else function
         app.command(command.name, help=command.help, rich_help_panel=command.panel)(function)
     return app
 
@@ -91,6 +97,14 @@ def _root(version: _Version = False) -> None:
 
 def _not_loaded() -> None:
     """Stand in for a command on the help screen."""
+
+
+def _reporting_all(group: typer.Typer) -> typer.Typer:
+    """Make the errors of every command of a group one line."""
+    for command in group.registered_commands:
+        if command.callback is not None:
+            command.callback = _reporting_errors(command.callback)
+    return group
 
 
 def _reporting_errors(function: Callable[..., Any]) -> Callable[..., Any]:

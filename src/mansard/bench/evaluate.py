@@ -46,7 +46,7 @@ class EvalSettings:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One variant's row. Units: bytes, tokens per second by batch size. `comparison` is None for the reference itself."""
+    """One variant's row; `comparison` is None for the reference. Units: bytes, tokens per second by batch size."""
 
     variant: Variant
     perplexity: Perplexity
@@ -83,7 +83,7 @@ def evaluate(
 
     Raises: ValueError when a variant's vocabulary is another than the reference's, or a format is unknown.
     """
-    base = _load(reference, settings)
+    base = load_variant(reference, settings)
     ids = base.tokenizer.encode(text, False)[:max_tokens]
     scorer = scorer_of(base, settings)
     measured = perplexity(scorer, ids, settings.context, settings.stride, on_tokens)
@@ -91,7 +91,7 @@ def evaluate(
     for variant in chosen:
         if variant == reference:
             continue
-        model = _load(variant, settings)
+        model = load_variant(variant, settings)
         if model.tokenizer.encode(text[:2000], False) != base.tokenizer.encode(text[:2000], False):
             raise ValueError(f"{variant.model} and {reference.model} tokenize differently; compare models of one kind")
         found = compare(scorer, scorer_of(model, settings), ids, settings.context, settings.stride, on_tokens)
@@ -120,7 +120,8 @@ def _options(kv: str, activations: str, settings: EvalSettings) -> EngineOptions
     )
 
 
-def _load(variant: Variant, settings: EvalSettings) -> LoadedModel:
+def load_variant(variant: Variant, settings: EvalSettings) -> LoadedModel:
+    """Load a variant with the cache and the limits that scoring needs."""
     return load(variant.model, _options(variant.kv, variant.activations, settings))
 
 

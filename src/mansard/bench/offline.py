@@ -67,7 +67,7 @@ def demand_of(model: LoadedModel) -> StepDemand:
 
 def multiplied_in(options: EngineOptions) -> str:
     """Return the number format that the kernels multiply in, as roofs call it."""
-    return "fp32" if options.activations == "float32" else "int8"
+    return {"float32": "fp32"}.get(options.activations, options.activations)
 
 
 def grid(batch_sizes: Iterable[int], prompts: Iterable[int], outputs: Iterable[int]) -> list[GridPoint]:

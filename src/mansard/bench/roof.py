@@ -19,7 +19,7 @@ from mansard.runtime.machine import num_usable_cores
 PROBE_BYTES = 256 << 20  # beyond every cache
 PROBE_RUNS = 5
 MATRIX = 768
-FALLBACKS = {"int8": ("int8", "bf16", "fp16", "fp32"), "fp32": ("fp32",)}
+FALLBACKS = {"int8": ("int8", "bf16", "fp16", "fp32"), "int16": ("int16", "int8", "fp32"), "fp32": ("fp32",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def host_roof(num_threads: int | None = None) -> Roof:
     return Roof(
         probe_bandwidth(threads),
         {"fp32": probe_flops()},
-        "NumPy probe (no calibration of this machine; the true roof is higher)",
+        "NumPy probe; the true roof is higher (measure it once with `mansard roof`)",
         False,
     )
 

@@ -32,8 +32,8 @@ BUSY_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class ServeRun:
-    """A load and how to judge it. `workload` describes the load for the result; `expected_hit_rate` is what it
-    shares on purpose.
+    """A load and how to judge it. `workload` describes the load for the result; `num_shared_tokens` begin
+    every prompt on purpose.
     """
 
     url: str
@@ -43,7 +43,7 @@ class ServeRun:
     headers: Mapping[str, str] = field(default_factory=dict)
     slo: Slo | None = None
     single_token: SingleToken = "passes"
-    expected_hit_rate: float = 0.0
+    num_shared_tokens: int = 0
     verify_tls: bool = True
 
 
@@ -104,11 +104,19 @@ async def bench_serve(
         "interrupted": stop.is_set(),
     }
     warnings = [*summary.warnings]
-    if (warning := unexpected_hits(hits, run.expected_hit_rate)) is not None:
+    if (warning := unexpected_hits(hits, _shared_share(run, summary))) is not None:
         warnings.append(warning)
     warnings += _client_warnings(cpu_s / wall_s, summary, run.plan, stop.is_set())
     target = {"url": run.url, "model": run.ask.model, "api": run.ask.api}
     return BenchResult("serve", environment(), target, run.workload, summary, tuple(warnings), extra, records)
+
+
+def _shared_share(run: ServeRun, summary: Summary) -> float:
+    """Return the share of prompt tokens that requests have in common: the load's prefix and the server's template."""
+    lengths = summary.prompt_lengths
+    if lengths is None or not lengths.mean:
+        return 0.0
+    return min(1.0, (run.num_shared_tokens + max(0.0, summary.templated_extra_tokens or 0.0)) / lengths.mean)
 
 
 def _client_warnings(cpu_share: float, summary: Summary, plan: LoadPlan, interrupted: bool) -> Iterator[str]:

@@ -189,7 +189,12 @@ def _warnings(summary: Summary, good: Sequence[RequestRecord]) -> Iterable[str]:
     if mismatch is not None and mismatch > MISMATCH_TOLERANCE:
         yield f"{mismatch:.0%} of texts re-tokenize to another count; the server's counts are used"
     little = summary.little
-    if little is not None and math.isfinite(little.error) and abs(little.error) > 0.05:
+    if little is not None and little.window_s < 10.0 * little.time_s:
+        yield (
+            f"too short for a steady state: it lasted {little.window_s / little.time_s:.1f} times as long as a request "
+            "(10 are needed)"
+        )
+    elif little is not None and math.isfinite(little.error) and abs(little.error) > 0.05:
         yield (
             f"not a steady state: {little.in_flight:.1f} requests in flight, λ·W = "
             f"{little.rate_per_s * little.time_s:.1f} (run longer)"

@@ -71,9 +71,8 @@ def show_offline(console: Console, points: Sequence[OfflinePoint]) -> None:
     known = next((p.headroom for p in points if p.headroom is not None), None)
     if known is not None:
         name, peak = known.number_format, known.roof.peak(known.number_format)[1]
-        console.print(
-            f"[dim]roof: {known.roof.read_bytes_per_s / 1e9:.1f} GB/s, {peak / 1e12:.2f} T{name} op/s; {known.roof.source}[/]"
-        )
+        bandwidth = known.roof.read_bytes_per_s / 1e9
+        console.print(f"[dim]roof: {bandwidth:.1f} GB/s, {peak / 1e12:.2f} T{name} op/s; {known.roof.source}[/]")
 
 
 def show_headroom(console: Console, report: Headroom) -> None:
@@ -157,6 +156,8 @@ def _summary_rows(summary: Summary, extra: Mapping[str, Any]) -> dict[str, str]:
     for label, lengths in (("prompts", summary.prompt_lengths), ("outputs", summary.output_lengths)):
         if lengths is not None:
             rows[label] = _length_text(lengths)
+    if summary.templated_extra_tokens:
+        rows["template"] = f"adds {summary.templated_extra_tokens:.1f} tokens to a prompt, the same for all"
     if summary.goodput is not None:
         good = summary.goodput
         rows["goodput"] = (
@@ -193,7 +194,7 @@ def _length_text(lengths: Lengths) -> str:
 
 def _latency_table(found: Mapping[str, Distribution]) -> Table:
     names = list(next(iter(found.values())).percentiles) if found else []
-    table = _table("", "mean", *names, "p99's 95 % interval", "n")
+    table = _table("", "mean", *names, "p99 within", "n")
     for key, label in SHOWN.items():
         if key not in found:
             continue
@@ -222,5 +223,5 @@ def _table(*labels: str) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, label in enumerate(labels):
-        table.add_column(label, justify="left" if i == 0 else "right")
+        table.add_column(label, justify="left" if i == 0 else "right", no_wrap=i > 0)
     return table
