@@ -82,9 +82,10 @@ def _started(question: Question, pricer: Pricer, deployment: Deployment) -> tupl
     safe = math.floor(100.0 * safe_fraction(result)) / 100.0
     if not result.problems or question.memory_fraction is not None or not 0.0 < safe < deployment.fraction:
         return deployment, result
+    if result.kv.best <= 0.0:
+        return deployment, result
     lower = replace(deployment, fraction=safe)
-    again = pricer.ledger(lower)
-    return (deployment, result) if again.problems else (lower, again)
+    return lower, pricer.ledger(lower)
 
 
 def static_limit(question: Question, deployment: Deployment) -> str | None:
