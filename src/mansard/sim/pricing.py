@@ -33,6 +33,7 @@ _PROBES: tuple[tuple[tuple[int, ...], tuple[Chunk, ...]], ...] = (
     ((900, 17, 5000), ()),
     ((), ((700, 300), (90, 0))),
     ((4000, 40), ((1000, 0), (10, 2000))),
+    ((60,), ((1300, 0),)),
 )
 _PROBE_TOKENS = 2048  # more than any probe has
 
@@ -65,6 +66,7 @@ class StepPricer:
         self._tokens_s: list[float] = []
         self._decodes_s: list[float] = []
         self._mixed_s: list[float] = []
+        self._fresh_prompt_s: list[float] = []  # attention of one chunk of T tokens at a prompt's beginning
         self._tabulate(max(max_tokens, _PROBE_TOKENS))
         self.is_tabled = True
         self.is_tabled = all(self._separates(*probe) for probe in _PROBES)
@@ -124,8 +126,17 @@ class StepPricer:
     def _plain_prices(self, num: int, total: int) -> Callable[[], float]:
         """Return the prices of growing contexts where all layers see everything."""
         base = self._tokens_s[num] + self._decodes_s[num]
-        at = self._decode_pieces(0, num).at
-        keys = total - num
+        pieces, keys = self._decode_pieces(0, num), total - num
+        at = pieces.at
+        if len(pieces.knots) == 1:
+            knot, value, slope = pieces.knots[0], pieces.values[0], pieces.slopes[0]
+
+            def along_one_line() -> float:
+                nonlocal keys
+                keys += num
+                return base + (value + slope * (keys - knot))
+
+            return along_one_line
 
         def priced() -> float:
             nonlocal keys
@@ -143,6 +154,8 @@ class StepPricer:
 
     def _prompt_attention_s(self, num_decodes: int, chunks: Sequence[Chunk]) -> float:
         """Return the time of the chunks' attention, and of all linear attention in a step with them."""
+        if len(chunks) == 1 and chunks[0][1] == 0 and self._linear is None:
+            return self._fresh_prompt_s[chunks[0][0]]
         shape = StepShape.of((), chunks)
         found = float(sum(_attention_s(part.step(shape), "prefill_attention") for part in self._by_limit.values()))
         if self._linear is None:
@@ -168,6 +181,8 @@ class StepPricer:
         self._tokens_s = [0.0, *tokens.tolist()]
         linear = 0.0 * count + sum(op.time_s for op in many.ops if op.work.kind == "linear_attention")
         self._decodes_s = [0.0, *(sequences + linear + many.overhead_s).tolist()]
+        fresh = sum(op.time_s for op in one.ops if op.work.kind == "prefill_attention")
+        self._fresh_prompt_s = [0.0, *(0.0 * count + fresh).tolist()]
         self._mixed_s = [0.0, *(sequences + mixed.overhead_s).tolist()]
 
     def _separates(self, contexts: Sequence[int], chunks: Sequence[Chunk]) -> bool:
