@@ -26,6 +26,8 @@ using Table = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cp
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using LogitsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+constexpr int kMaxThreads = 512;
+
 void require(bool ok, const std::string& what) {
   if (!ok) throw std::invalid_argument(what);
 }
@@ -72,10 +74,14 @@ KvFormat kv_format(const std::string& name) {
 
 struct NativeModel : Model {
   NativeModel(const std::string& isa, int num_threads, const std::string& activations, int max_tokens, int max_positions, int num_blocks)
-      : Model(kernels_or_throw(isa), num_threads, activation_kind(activations), {max_tokens, max_positions, num_blocks}) {
+      : Model(kernels_or_throw(isa), checked_threads(num_threads), activation_kind(activations), {max_tokens, max_positions, num_blocks}) {
     require(max_tokens > 0 && max_positions > 0 && num_blocks > 0, "max_tokens, max_positions and num_blocks must be positive");
   }
 
+  static int checked_threads(int n) {
+    require(n > 0 && n <= kMaxThreads, range("number of threads", n, kMaxThreads + 1));
+    return n;
+  }
   static const Kernels* kernels_or_throw(const std::string& isa) {
     const Kernels* k = choose_kernels(isa.c_str());
     require(k, "this processor cannot run the " + isa + " kernels");
@@ -275,7 +281,8 @@ double best_seconds(ThreadPool& pool, int repeats, Job job) {
 
 double read_rate(const std::string& isa, int threads, size_t bytes, int repeats) {
   const Kernels* k = NativeModel::kernels_or_throw(isa);
-  require(threads > 0 && threads <= 1024 && repeats > 0 && repeats <= 1000, "threads and repeats must be 1 or more");
+  NativeModel::checked_threads(threads);
+  require(repeats > 0 && repeats <= 1000, range("repeats", repeats, 1001));
   const size_t share = bytes / threads / 4096 * 4096;
   require(share > 0 && bytes <= (size_t(1) << 36), "each thread needs 4 KiB or more to read, all together 64 GiB at most");
   nb::gil_scoped_release release;
@@ -290,7 +297,8 @@ double read_rate(const std::string& isa, int threads, size_t bytes, int repeats)
 double operation_rate(const std::string& isa, int threads, const std::string& kind, int repeats) {
   const Kernels* k = NativeModel::kernels_or_throw(isa);
   require(kind == "fma" || kind == "dot", "kind must be fma or dot");
-  require(threads > 0 && threads <= 1024 && repeats > 0 && repeats <= 1000, "threads and repeats must be 1 or more");
+  NativeModel::checked_threads(threads);
+  require(repeats > 0 && repeats <= 1000, range("repeats", repeats, 1001));
   nb::gil_scoped_release release;
   ThreadPool pool(threads);
   constexpr int64_t iterations = 200000;
