@@ -71,3 +71,12 @@ def test_every_fix_was_evaluated_to_fit() -> None:
 def test_splits_in_short() -> None:
     assert split_text(Layout()) == "one device"
     assert split_text(Layout(8, 2, 1, 8)) == "TP8 PP2 EP8"
+
+
+def test_levers_of_a_rate_compare_equal_loads() -> None:
+    """A budget that changes nothing shows no change: once, one side was priced with bursts and the other without."""
+    question = Question(preset("llama-3.1-8b"), chat().at_rate(20.0), hardware=(find_hardware("h100"),))
+    by_name = {lever.change: lever for lever in answer(question).levers}
+    larger = by_name.get("token budget 8,192 → 16,384")  # not even listed when it changes less than a percent
+    assert larger is None or larger.tokens_per_s == pytest.approx(1.0, rel=0.02)
+    assert by_name["KV cache bf16 → fp8"].tokens_per_s >= 1.0

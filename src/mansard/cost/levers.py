@@ -20,6 +20,8 @@ from mansard.specs.hardware_catalogue import catalogue
 from mansard.specs.number_formats import support
 from mansard.specs.precision import number_format
 
+MATTERS = 0.01  # changes below are not shown
+
 
 @dataclass(frozen=True, slots=True)
 class Lever:
@@ -39,16 +41,27 @@ class Lever:
     usd: float | None = None
     limit: str | None = None
 
+    @property
+    def matters(self) -> bool:
+        """Say whether anything changes by a percent or more."""
+        ratios = (self.tpot_alone, self.tokens_per_s, 1.0 if self.usd is None else self.usd)
+        return self.users != self.users_before or any(abs(ratio - 1.0) >= MATTERS for ratio in ratios)
+
 
 def levers(question: Question, pricer: Pricer, chosen: Pick) -> tuple[Lever, ...]:
     """Return the changes that run, those that lower the cost or the latency most first."""
-    free = replace(question, workload=replace(question.workload, rate_req_s=None, concurrency=None), num_devices=None)
-    free = replace(free, objective="cheapest")
+    free = _of_one_replica(question)
     before = pick(free, replace(chosen.option, deployment=replace(chosen.deployment, num_replicas=1)))
     if before is None:
         return ()
-    found = [_compare(free, pricer, before, change, made) for change, made in changes(question, chosen.deployment)]
-    return tuple(lever for lever in found if lever.limit is None)
+    found = [_compare(question, pricer, before, change, made) for change, made in changes(question, chosen.deployment)]
+    return tuple(lever for lever in found if lever.limit is None and lever.matters)
+
+
+def _of_one_replica(question: Question) -> Question:
+    """Return the question of how much one replica carries: the same requests and limits, their number free."""
+    workload = replace(question.workload, rate_req_s=None, concurrency=None)
+    return replace(question, workload=workload, num_devices=None, objective="cheapest")
 
 
 def split_text(layout: Layout) -> str:
@@ -92,8 +105,8 @@ def _rebuilt(question: Question, base: Deployment, weights: str = "", kv: str = 
 
 
 def _compare(question: Question, pricer: Pricer, before: Pick, change: str, made: Deployment) -> Lever:
-    option = evaluate(question, pricer, replace(made, num_replicas=1))
-    after = pick(question, option)
+    option = evaluate(question, pricer, replace(made, num_replicas=1))  # priced as the requests come, then freed
+    after = pick(_of_one_replica(question), option)
     if after is None or after.limit is not None:
         return Lever(change, made, limit=option.limit or (after.limit if after else "not priced"))
     assert before.option.tpot_s is not None and option.tpot_s is not None

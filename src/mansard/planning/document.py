@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -71,7 +72,9 @@ def launches(plan: Plan, model: str) -> tuple[LaunchCommand, ...]:
     chosen = plan.chosen
     if chosen is None or plan.ledger is None:
         return ()
-    users = max(1, round(chosen.concurrency / chosen.deployment.num_replicas / chosen.deployment.layout.data_parallel))
+    users = math.ceil(chosen.concurrency / chosen.deployment.num_replicas / chosen.deployment.layout.data_parallel)
+    if plan.question.workload.rate_req_s is not None:  # the mean of a Poisson number: leave room for three deviations
+        users = min(math.ceil(users + 3.0 * users**0.5), chosen.deployment.num_seqs)
     published = published_format(plan.question.spec)
     return launch_commands(chosen.deployment, model, users, plan.ledger.pool.num_tokens, published)
 
