@@ -41,6 +41,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("explain", "mansard.commands.explain:explain", "Show the roofline of every op of a step.", PLAN),
     Command("gpus", "mansard.commands.gpus:gpus", "List the hardware that plans know.", PLAN),
     Command("simulate", "mansard.commands.simulate:simulate", "Simulate a deployment under traffic.", PLAN),
+    Command("calibrate", "mansard.commands.calibrate:calibrate", "Fit a profile to a recorded run.", PLAN),
     Command("serve", "mansard.commands.serve:serve", "Serve a model over OpenAI's HTTP API.", RUN),
     Command("generate", "mansard.commands.generate:generate", "Continue one prompt and print its speed.", RUN),
     Command("chat", "mansard.commands.chat:chat", "Talk with a model in the terminal.", RUN),

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from mansard.commands.simulate_replay import calibrated, show_replay
 from mansard.commands.simulate_table import comparison_table, facts, latency_table
 from mansard.cost.formats import PrecisionPlan
 from mansard.cost.op_cost import Layout
@@ -23,10 +24,10 @@ from mansard.cost.parallelism import check_layout
 from mansard.loading.model_source import load_model_spec
 from mansard.sim.deployment import Deployment, Disaggregation
 from mansard.sim.experiment import Experiment, TrafficPlan
+from mansard.sim.host import find_deployment_hardware
 from mansard.sim.outcome import SimulationResult
 from mansard.sim.summary import Summary, summarize
 from mansard.sim.sweep import highest_rate, run_all
-from mansard.specs.hardware_catalogue import parse_hardware
 from mansard.specs.model import ModelSpec
 from mansard.specs.slo import Slo, parse_slo
 
@@ -50,8 +51,10 @@ class _Choices:
 
 
 def simulate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A preset, config.json, directory or GGUF file.")],
-    gpu: Annotated[str, _option(WHERE, "Hardware and count, as h100-sxm:8; several with commas.", "--gpu", "--gpus")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A preset, config.json, directory or GGUF file.")] = "",
+    gpu: Annotated[
+        str, _option(WHERE, "Hardware and count, as h100-sxm:8; several with commas; host.", "--gpu", "--gpus")
+    ] = "host",
     tp: Annotated[int | None, _option(WHERE, "Tensor parallel size.", show_default="all devices of a replica")] = None,
     pp: Annotated[int, _option(WHERE, "Pipeline parallel size.")] = 1,
     dp: Annotated[int, _option(WHERE, "Data-parallel attention ranks of a replica.")] = 1,
@@ -65,6 +68,7 @@ def simulate(
     weights: Annotated[str, _option(WHERE, "Weight format.")] = "bf16",
     kv_dtype: Annotated[str, _option(WHERE, "KV-cache format.")] = "bf16",
     engine: Annotated[str, _option(WHERE, "Whose kernels and overheads: vllm, sglang, trtllm, mansard …")] = "vllm",
+    profile: Annotated[Path | None, _option(WHERE, "Fitted factors, written by mansard calibrate.")] = None,
     memory_fraction: Annotated[float | None, _option(WHERE, "Of device memory.", show_default="the engine's")] = None,
     trace: Annotated[str | None, _option(WHAT, "azure-conv, azure-code, mooncake, or a CSV or JSONL file.")] = None,
     workload: Annotated[str, _option(WHAT, "A named workload or PROMPT/OUTPUT tokens, without a trace.")] = "chat",
@@ -116,16 +120,22 @@ def simulate(
         "long_prefill_token_threshold": chunk, "enable_prefix_caching": prefix_caching, "batch_size": batch_size,
         "enable_priority": priorities > 1,
     }  # fmt: skip
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    if replay is not None:
+        show_replay(console, replay, model, gpu, (weights, kv_dtype), tp, engine, profile, as_json)
+        return
+    if not model:
+        raise ValueError("name a model, for example `mansard simulate llama-3.1-8b --gpu h100-sxm`")
     spec = load_model_spec(model)
     precision = PrecisionPlan.published(spec, weights, kv_dtype)
 
     def deployment(text: str) -> Deployment:
-        return _deployment(
+        found = _deployment(
             spec, text, (tp, pp, dp, ep), replicas, precision, engine, memory_fraction, disaggregate, link_gb_s
         )
+        return found if profile is None else calibrated(found, profile)
 
     experiments = _experiments(choices, deployment, plan, settings, batch_window, router, limits)
-    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     if find_rate:
         _find_rate(console, experiments, limits, as_json)
     elif len(experiments) > 1:
@@ -269,7 +279,7 @@ def _deployment(
 
     Raises: ValueError when the devices are no whole number of replicas or the layout is impossible.
     """
-    hardware, count = parse_hardware(gpu)
+    hardware, count, profile = find_deployment_hardware(gpu)
     tp, pp, dp, ep = sizes
     split = None if disaggregate is None else _disaggregation(disaggregate, link_gb_s)
     wanted = split.num_prefill_replicas + split.num_decode_replicas if split else replicas
@@ -282,8 +292,9 @@ def _deployment(
             "(change the count, --tp or --replicas)"
         )
     return Deployment(
-        spec, hardware, layout, precision, engine, 1 if split else copies, memory_fraction, disaggregation=split
-    )
+        spec, hardware, layout, precision, engine, 1 if split else copies, memory_fraction, disaggregation=split,
+        profile=profile,
+    )  # fmt: skip
 
 
 def _disaggregation(text: str, link_gb_s: float | None) -> Disaggregation:

@@ -14,8 +14,9 @@ from mansard.core.config import SchedulerConfig
 from mansard.cost.formats import PrecisionPlan
 from mansard.cost.memory import Ledger, Serving, ledger
 from mansard.cost.op_cost import Layout, kv_bytes_per_token
+from mansard.cost.profiles import Profile, profile_for
 from mansard.cost.roofline import PricedProgram
-from mansard.cost.serving import priced_program
+from mansard.program.decoder import decoder
 from mansard.specs.hardware import GIB, HardwareSpec
 from mansard.specs.model import ModelSpec
 
@@ -47,7 +48,8 @@ class Deployment:
     """A model on `num_replicas` times `layout.num_ranks` devices.
 
     memory_fraction: of the device's memory, None for the engine's default. num_kv_blocks: the blocks of one
-    data-parallel rank, None to leave them to the memory ledger.
+    data-parallel rank, None to leave them to the memory ledger. profile: constants of one's own, None for those of
+    `engine` on this hardware.
     """
 
     spec: ModelSpec
@@ -60,6 +62,7 @@ class Deployment:
     num_kv_blocks: int | None = None
     block_size: int = 16
     disaggregation: Disaggregation | None = None
+    profile: Profile | None = None
     _known: dict[str, Any] = field(default_factory=dict, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -85,9 +88,9 @@ class Deployment:
         Raises: ValueError when the layout or a format is impossible.
         """
         if "priced" not in self._known:
-            self._known["priced"] = priced_program(
-                self.spec, self.hardware, self.layout, self.precision, self.engine
-            )
+            program = decoder(self.spec, tensor_parallel=self.layout.tensor_parallel)
+            profile = self.profile or profile_for(self.hardware, self.engine)
+            self._known["priced"] = PricedProgram(program, self.hardware, profile, self.precision, self.layout)
         found: PricedProgram = self._known["priced"]
         return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,16 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One executed step. Units: seconds. seqs: (sequence, start, tokens, logits)."""
+    """One executed step. Units: seconds. seqs: (sequence, start, tokens, logits).
+
+    cycle_s: until the next step began, with all that the server does between two steps; None when the engine may have
+    waited for requests in between, or the next step is not known.
+    """
 
     start_s: float
     elapsed_s: float
     seqs: tuple[tuple[str, int, int, int], ...]
+    cycle_s: float | None = None
 
     @property
     def contexts(self) -> list[int]:
@@ -64,11 +69,19 @@ class RecordedRun:
     @property
     def steps(self) -> list[RecordedStep]:
         """Return the executed steps."""
-        return [
+        found = [
             RecordedStep(e["t"], e["elapsed_s"], tuple((s[0], s[1], s[2], s[3]) for s in e["seqs"]))
             for e in self.events
             if e["event"] == "step"
         ]
+        return [*map(_with_cycle, found, found[1:]), *found[-1:]]
+
+
+def _with_cycle(step: RecordedStep, following: RecordedStep) -> RecordedStep:
+    """Return a step with its cycle when a sequence ran in both: then the engine was never idle between them."""
+    names = {seq[0] for seq in step.seqs}
+    is_busy = any(seq[0] in names and seq[1] > 0 for seq in following.seqs)
+    return replace(step, cycle_s=following.start_s - step.start_s) if is_busy else step
 
 
 @dataclass(slots=True)
