@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import io
 import json
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -222,3 +223,54 @@ def test_planning_needs_neither_torch_nor_a_server() -> None:
     )
     loaded = set(done.stdout.split())
     assert not {"torch", "transformers", "tokenizers", "fastapi", "pydantic", "rich", "jinja2"} & loaded
+
+
+def test_the_quick_way_knows_the_commands_own_parameters() -> None:
+    from mansard.commands.plan import plan
+    from mansard.commands.quick import FLAGS, OPTIONS
+    from mansard.planning.run import run_plan
+
+    command = inspect.signature(plan, eval_str=True).parameters
+    assert {n: p.default for n, p in command.items()} == {
+        n: p.default for n, p in inspect.signature(run_plan).parameters.items()
+    }
+    for option, (name, kind, least) in OPTIONS.items():
+        hint = command[name].annotation
+        assert option == f"--{name.replace('_', '-')}" and kind in (get_args(get_args(hint)[0]) or (get_args(hint)[0],))
+        assert get_args(hint)[1].min == least
+    assert {*FLAGS.values()} | {n for n, _, _ in OPTIONS.values()} | {"model", "html", "png"} == set(command)
+
+
+def test_the_quick_way_leaves_the_unusual_to_the_command_line(run: Run) -> None:
+    from mansard.commands.quick import planner, read
+
+    assert read(["llama-3.1-8b", "--gpu=h100:8", "--rate", "2.5", "--json"]) == {
+        "model": "llama-3.1-8b", "gpu": "h100:8", "rate": 2.5, "as_json": True
+    }  # fmt: skip
+    for words in (
+        ["--help"],
+        [],
+        ["m", "--tp", "0"],
+        ["m", "--rate", "x"],
+        ["m", "n"],
+        ["m", "--gpu"],
+        ["m", "--nope"],
+    ):
+        assert read(words) is None
+    assert planner(["serve", "m"]) is None
+    for words in (("--tp", "0"), ("--rate", "x"), ("--nope",), ("--gpu",)):
+        code, _, err = run("plan", "llama-3.1-8b", *words)
+        assert code == 2 and words[0] in err
+
+
+def test_both_ways_print_the_same(run: Run, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from mansard.cli import build_app
+
+    words = ["plan", "llama-3.1-8b", "--gpu", "h100", "--json"]
+    full = CliRunner().invoke(build_app(words), words)
+    assert full.exit_code == 0 and full.stdout == run(*words)[1]
+    assert CliRunner().invoke(build_app(words), ["plan", "llama-3.1-405b", "--gpu", "h100:2"]).exit_code == 1
+    page = tmp_path / "plan.html"
+    assert run("plan", "llama-3.1-8b", "--gpu", "h100", "--html", str(page))[0] == 0 and page.stat().st_size > 20_000

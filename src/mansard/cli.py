@@ -12,11 +12,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mansard import __version__
+from mansard.commands.quick import planner
+
+if TYPE_CHECKING:
+    import typer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,27 @@ COMMANDS: tuple[Command, ...] = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; exits with 0, 2 for what a person can mend, 130 when interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    plan = planner(given)
+    if plan is not None:
+        sys.exit(_status(plan))
     build_app(given)(args=given, prog_name="mansard")
+
+
+def _status(run: Callable[[], bool]) -> int:
+    """Run and return the exit status: 0, 1 when the answer is no, 2 for a person's error, 130 when interrupted."""
+    try:
+        return 0 if run() else 1
+    except (ValueError, OSError, ImportError) as error:
+        print(f"mansard: {_one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
     """Return the application with the command that `arguments` name loaded, and the others known by name."""
+    import typer
+
     app = typer.Typer(
         help="Run large language models well, and know how close they are to what the hardware allows.",
         no_args_is_help=True,
@@ -68,7 +86,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_root)
+    app.callback()(_root())
     called = next((a for a in arguments if not a.startswith("-")), None)
     for command in COMMANDS:
         function = command.load() if command.name == called else _not_loaded
@@ -80,20 +98,21 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     return app
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"mansard {__version__}")
-        raise typer.Exit
+def _root() -> Callable[..., None]:
+    """Return what takes the options that stand before a command."""
+    import typer
 
+    def print_version(wanted: bool) -> None:
+        if wanted:
+            typer.echo(f"mansard {__version__}")
+            raise typer.Exit
 
-_Version = Annotated[
-    bool,
-    typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
-]
+    def root(version: bool = False) -> None:
+        pass
 
-
-def _root(version: _Version = False) -> None:
-    """Take the options that stand before a command."""
+    option = typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+    root.__annotations__["version"] = Annotated[bool, option]
+    return root
 
 
 def _not_loaded() -> None:
@@ -110,6 +129,7 @@ def _reporting_all(group: typer.Typer) -> typer.Typer:
 
 def _reporting_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a person's errors one line on stderr and exit status 2."""
+    import typer
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:

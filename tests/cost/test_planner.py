@@ -119,3 +119,9 @@ def test_cached_prefixes_shorten_prefill() -> None:
     plan = plan_for("llama-3.1-8b", "h100", workload=find_workload("agent"), num_devices=1)
     fresh = plan_for("llama-3.1-8b", "h100", workload=find_workload("15000/149"), num_devices=1)
     assert plan.table[0].ttft_s < 0.6 * fresh.table[0].ttft_s  # 64 % of the agent's prompts are cached
+
+
+def test_what_cannot_be_comfortable_is_planned_for_one_request() -> None:
+    """A lone request already waits too long here: nothing is gained by letting a second one in."""
+    plan = plan_for("llama-3.1-8b", "Apple-M4-Max-40c-128GB", workload=find_workload("4000/200"), num_devices=1)
+    assert plan.chosen is not None and plan.chosen.concurrency == 1 and not plan.chosen.meets_slo

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mansard.commands.plan import Engine, Kv, Model, Weights, fixed_layout
+from mansard.commands.plan import Engine, Kv, Model, Weights
 
 if TYPE_CHECKING:
     from mansard.cost.deployment import Deployment
@@ -40,6 +40,7 @@ def explain(
     from mansard.cost.phases import phase
     from mansard.cost.shape import StepShape
     from mansard.planning.ask import ask
+    from mansard.planning.run import fixed_layout
     from mansard.planning.words import deployment_text
 
     layout = fixed_layout(tp, pp, dp, ep)

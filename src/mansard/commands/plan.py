@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from mansard.cost.op_cost import Layout
-    from mansard.cost.planner import Plan
 
 WHAT, LOAD, HOW, OUTPUT = "What may vary", "Load and limits", "How it runs", "Output"
 
@@ -86,71 +80,8 @@ def plan(
     ] = None,
 ) -> None:
     """Say what it takes to serve a model: does it fit, how fast, at what cost, what limits it, what to change."""
-    from mansard.cost.question import OBJECTIVES
-    from mansard.planning import ask
+    given = dict(locals())
+    from mansard.planning.run import run_plan
 
-    if objective not in OBJECTIVES:
-        raise ValueError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
-    found = ask.plan(
-        model,
-        gpu=None if gpu is None else gpu.split(","),
-        engine=engine,
-        weights=weights,
-        kv=kv,
-        workload=workload,
-        rate=rate,
-        concurrency=concurrency,
-        slo=slo,
-        objective=next(o for o in OBJECTIVES if o == objective),
-        max_model_len=max_model_len,
-        memory_fraction=memory_fraction,
-        num_batched_tokens=max_num_batched_tokens,
-        price=price,
-        layout=fixed_layout(tp, pp, dp, ep),
-        max_devices=max_devices,
-        hardware_file=hardware_file,
-        detail=detail or as_json,
-    )
-    write(found, ask.hf_id(model), detail, as_json, as_csv, html, png)
-    if not found.fits:
+    if not run_plan(**given):
         raise typer.Exit(1)
-
-
-def fixed_layout(tp: int | None, pp: int | None, dp: int | None, ep: int | None) -> Layout | None:
-    """Return the split that was fixed by options, or None when it is free."""
-    from mansard.cost.op_cost import Layout
-
-    if tp is None and pp is None and dp is None and ep is None:
-        return None
-    return Layout(tp or 1, pp or 1, dp or 1, ep or 1)
-
-
-def write(
-    found: Plan, model: str, detail: bool, as_json: bool, as_csv: bool, html: Path | None, png: Path | None
-) -> None:
-    """Write the plan in the form that was asked for."""
-    if html is not None or png is not None:
-        from mansard.planning.html import page
-
-        text = page(found, model)
-        if html is not None:
-            html.write_text(text, encoding="utf-8")
-            typer.echo(f"wrote {html}", err=True)
-        if png is not None:
-            from mansard.planning.picture import draw
-
-            draw(text, png)
-            typer.echo(f"wrote {png}", err=True)
-        return
-    if as_json or as_csv:
-        from mansard.planning.document import batch_csv, document
-
-        typer.echo(
-            json.dumps(document(found, model), ensure_ascii=False, indent=1) if as_json else batch_csv(found).rstrip()
-        )
-        return
-    from rich.console import Console
-
-    from mansard.planning.terminal import show
-
-    show(found, model, Console(highlight=False, width=None if sys.stdout.isatty() else 100), detail)

@@ -69,7 +69,8 @@ def pick(question: Question, option: Option) -> Pick | None:
     count = max(1, int(kept.sum()))
     if question.has_load:
         return _at_load(question, option, count)
-    load = float(option.grid[0]) if question.objective == "fastest" else most_requests(question, option, count)
+    alone = question.objective == "fastest" or not kept[0]
+    load = float(option.grid[0]) if alone else most_requests(question, option, count)
     return _at(option, load, _replicas(question, option) or 1, bool(kept[0]))
 
 
