@@ -19,6 +19,7 @@ from mansard.core.types import ScheduledSequence, StepPlan, StepResult
 from mansard.loading.chat_template import ChatTemplate
 from mansard.loading.tokenizer import Tokenizer, TokenizerParts, byte_alphabet
 from mansard.runtime.model import LoadedModel
+from mansard.runtime.pooling import Pooling
 from mansard.runtime.sampler import Sampler, num_logit_rows, row_offsets
 from mansard.runtime.structured_output import StructuredOutput
 from mansard.specs.model import ModelSpec
@@ -88,6 +89,7 @@ class ToyExecutor:
     poisons: Callable[[ScheduledSequence], bool] = lambda part: False
     gate: threading.Event = field(default_factory=threading.Event)
     plans: list[StepPlan] = field(default_factory=list)
+    pools: dict[str, Pooling] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         table = np.random.default_rng(self.seed).normal(0, 2, (VOCAB_SIZE, VOCAB_SIZE))
@@ -108,6 +110,8 @@ class ToyExecutor:
         logits = np.zeros((row_offsets(plan)[-1], VOCAB_SIZE), np.float32)
         row = 0
         for part in plan.sequences:
+            if part.request.id in self.pools:
+                self.pools[part.request.id].add(part.start, self.table[list(part.token_ids), 32:40])
             count = num_logit_rows(part)
             ids = part.token_ids[len(part.token_ids) - count :]
             logits[row : row + count] = self.table[list(ids)]

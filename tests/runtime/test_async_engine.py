@@ -196,3 +196,28 @@ def test_health_reports_a_stalled_step() -> None:
         assert engine.health() == "the engine is not running"
 
     asyncio.run(main())
+
+
+def test_ten_thousand_requests_leave_nothing_behind_and_none_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cleaning up once aborted every finished request again, and finished ones stayed in tables."""
+
+    async def serve() -> None:
+        async with running(ToyExecutor()) as engine:
+            aborted: list[str] = []
+            monkeypatch.setattr(engine._thread, "abort", aborted.append)
+            params = SamplingParams(temperature=0.0, max_tokens=1)
+
+            async def one(number: int) -> None:
+                submission = engine.prompts.completion([97 + number % 20], params, RequestTraits(f"r{number}"))
+                async for _ in engine.stream(submission):
+                    pass
+
+            for start in range(0, 10_000, 500):
+                await asyncio.gather(*(one(i) for i in range(start, start + 500)))
+            assert not aborted and not engine._queues and not engine._thread._under_way
+            assert not engine._engine._under_way and not engine._engine._engine.scheduler._sequences
+            stats = engine.stats()
+            assert stats.num_used_blocks == stats.num_running == stats.num_waiting == 0
+            assert stats.num_output_tokens == 10_000
+
+    asyncio.run(serve())
