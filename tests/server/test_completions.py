@@ -52,7 +52,7 @@ def test_max_tokens(server: ToyServer) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_scores_the_prompt_and_repeats(server: ToyServer, max_tokens: int, stream: bool) -> None:
     """The second request would be a whole prefix hit: its prompt must be scored all the same."""
-    prompt = "a prompt of some length, " * 4
+    prompt = ("a prompt of some length, " * 5)[:117]
     body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": max_tokens, "temperature": 0}
     answers = []
     for _ in range(2):
@@ -77,6 +77,18 @@ def test_echo_scores_the_prompt_and_repeats(server: ToyServer, max_tokens: int, 
         zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
     )[1:]:
         assert top[token] == value and len(top) in (1, 2)
+
+
+def test_overlapping_prompts_score_alike_in_any_order(server: ToyServer) -> None:
+    short, long = "shared beginning of two prompts, ", "shared beginning of two prompts, and more of it"
+    scores = lambda p: choices(server, p, echo=True, logprobs=1, max_tokens=0)[0]["logprobs"]["token_logprobs"]
+    first = [scores(short), scores(long)]
+    with toy_server() as fresh:
+        swapped = [
+            choices(fresh, p, echo=True, logprobs=1, max_tokens=0)[0]["logprobs"]["token_logprobs"]
+            for p in (long, short)
+        ]
+    assert first == swapped[::-1] and first[1][: len(short)] == first[0]
 
 
 def test_echo_with_several_sequences_gives_each_the_prompt(server: ToyServer) -> None:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Lifespan
 
 from mansard import __version__
 from mansard.runtime.async_engine import AsyncEngine
@@ -23,6 +24,24 @@ from mansard.server.options import ServerOptions
 from mansard.server.service import TIMEOUT_HEADER, Service
 
 DESCRIPTION = "OpenAI's HTTP API for one model, with vLLM's names for what OpenAI does not have."
+
+
+def bare_app(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    """Return the application without a model, which can tell what it would do and nothing else."""
+    app = FastAPI(
+        title="Mansard",
+        description=DESCRIPTION,
+        version=__version__,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    errors.install(app)
+    openapi.install(app)
+    for module in (chat, completions, responses, embeddings, tokenization, operations):
+        app.include_router(module.router)
+    return app
 
 
 def create_app(model: LoadedModel, options: EngineOptions, server: ServerOptions | None = None) -> FastAPI:
@@ -45,20 +64,8 @@ def create_app(model: LoadedModel, options: EngineOptions, server: ServerOptions
         await service.engine.drain(allowed.drain_s)
         await service.engine.stop()
 
-    app = FastAPI(
-        title="Mansard",
-        description=DESCRIPTION,
-        version=__version__,
-        lifespan=lifespan,
-        redirect_slashes=False,
-        docs_url=None,
-        redoc_url=None,
-    )
+    app = bare_app(lifespan)
     app.state.service = service
-    errors.install(app)
-    openapi.install(app)
-    for module in (chat, completions, responses, embeddings, tokenization, operations):
-        app.include_router(module.router)
     if allowed.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

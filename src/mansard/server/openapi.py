@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from mansard.server.field_notes import FIELD_NOTES
 from mansard.server.schemas import ErrorEnvelope
 
 REF = "#/components/schemas/{model}"
@@ -80,7 +81,12 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    return model.model_json_schema(ref_template=REF)
+    schema = model.model_json_schema(ref_template=REF)
+    for part in (schema, *schema.get("$defs", {}).values()):
+        for name, field in part.get("properties", {}).items():
+            if name in FIELD_NOTES:
+                field.setdefault("description", FIELD_NOTES[name])
+    return schema
 
 
 def _as_component(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
