@@ -274,3 +274,32 @@ def test_both_ways_print_the_same(run: Run, tmp_path: Path) -> None:
     assert CliRunner().invoke(build_app(words), ["plan", "llama-3.1-405b", "--gpu", "h100:2"]).exit_code == 1
     page = tmp_path / "plan.html"
     assert run("plan", "llama-3.1-8b", "--gpu", "h100", "--html", str(page))[0] == 0 and page.stat().st_size > 20_000
+
+
+def test_this_machine_is_planned_by_what_was_measured(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mansard.cost.calibrate import HostCalibration, save_calibration
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, _, err = run("plan", "smollm2-135m", "--gpu", "this")
+    assert code == 2 and "mansard roof" in err
+    save_calibration(HostCalibration("box", 2, {1: 1e10, 2: 2e10}, {"fp32": 1e11, "int8": 4e11}, 16 << 30))
+    code, out, _ = run("plan", "smollm2-135m", "--gpu", "this", "--weights", "Q4_0", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["calibrated"] and document["answer"]["deployment"]["engine"] == "mansard"
+    alone = document["batch_table"][0]
+    weights = sum(v for k, v in document["ledger"]["weights_by_part_bytes"].items() if k != "norms")
+    assert alone["tpot_s"] > weights / 2e10, "no step is faster than reading its weights once"
+
+
+def test_accepted_drafts_shorten_tokens() -> None:
+    plain = mansard.plan("llama-3.1-70b", gpu="h100:4")
+    drafted = mansard.plan("llama-3.1-70b", gpu="h100:4", speculation="4:0.7")
+    # (1 - 0.7^5) / 0.3 = 2.77 tokens a step at 5 tokens' compute: less than 2.77 times as fast.
+    assert 0.36 < drafted.table[0].tpot_s / plain.table[0].tpot_s < 0.6
+    for wrong in ("4", "0:0.7", "4:1.5", "x:y"):
+        with pytest.raises(ValueError, match="DRAFTS:ACCEPTANCE"):
+            mansard.plan("llama-3.1-8b", gpu="h100", speculation=wrong)
+    with pytest.raises(ValueError, match="nonsense"):
+        mansard.plan("llama-3.1-8b", nonsense=1)  # type: ignore[call-arg]

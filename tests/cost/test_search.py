@@ -259,3 +259,14 @@ def test_questions_are_checked() -> None:
             ask("llama-3.1-8b", "h100", **wrong)
     fixed = Workload.from_lengths(1000, 100)
     assert ask("llama-3.1-8b", "h100", workload=fixed).context == 1100
+
+
+def test_a_tight_limit_may_take_another_token_budget() -> None:
+    """Long prompts in whole-prompt steps interrupt every decode; the search tries smaller budgets too."""
+    slo = parse_slo("tpot=20ms,p99")
+    question = ask("llama-3.1-8b", "h100", workload=Workload.from_lengths(12_000, 300), slo=slo, num_devices=1)
+    free = answer(question)
+    fixed = answer(replace(question, num_batched_tokens=8192))
+    assert free.chosen is not None and slo.is_met(free.chosen.ttft_s, free.chosen.tpot_s)
+    if fixed.chosen is not None:
+        assert free.chosen.output_tokens_per_s >= fixed.chosen.output_tokens_per_s * 0.999

@@ -15,7 +15,7 @@ Model = Annotated[
 Gpu = Annotated[
     str | None,
     typer.Option(
-        help="Hardware, with a count or not: h100, h100:8, l4,l40s.", rich_help_panel=WHAT, show_default="all"
+        help="Hardware, with a count or not: h100, h100:8, l4,l40s, this.", rich_help_panel=WHAT, show_default="all"
     ),
 ]
 Engine = Annotated[str, typer.Option(help="vllm, sglang, trtllm, llama.cpp or mansard.", rich_help_panel=WHAT)]
@@ -65,6 +65,9 @@ def plan(
     ] = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(help="Tokens of one step.", rich_help_panel=HOW, show_default="the engine's", min=16)
+    ] = None,
+    speculation: Annotated[
+        str | None, typer.Option(help="Drafts a step and their acceptance: 4:0.7.", rich_help_panel=HOW)
     ] = None,
     detail: Annotated[bool, typer.Option("--detail", help="Show every op of a step.", rich_help_panel=OUTPUT)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=OUTPUT)] = False,

@@ -33,6 +33,7 @@ OPTIONS: dict[str, tuple[str, type[str] | type[int] | type[float] | type[Path], 
     "--max-model-len": ("max_model_len", int, None),
     "--memory-fraction": ("memory_fraction", float, None),
     "--max-num-batched-tokens": ("max_num_batched_tokens", int, 16),
+    "--speculation": ("speculation", str, None),
 }
 FLAGS = {"--detail": "detail", "--json": "as_json", "--csv": "as_csv"}
 MOST_DEVICES = 64

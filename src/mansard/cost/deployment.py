@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mansard.cost.calibrate import host_profile, load_calibration
 from mansard.cost.curves import Curve
 from mansard.cost.engine_memory import default_batched_tokens, default_num_seqs, find_engine
 from mansard.cost.formats import PrecisionPlan, resolve_formats
@@ -32,6 +33,7 @@ from mansard.specs.hardware import HardwareSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+HOST = "host"  # the vendor of this machine, whose ceilings were measured
 POISSON_CV = 1.2  # of arrivals; above, they come in bursts
 GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -97,7 +99,7 @@ def make_deployment(
     question: Question, hardware: HardwareSpec, layout: Layout, weights: str, kv: str, engine: str
 ) -> Deployment:
     """Return the deployment with the engine's defaults for this hardware filled in."""
-    profile, memory = profile_for(hardware, engine), find_engine(engine)
+    profile, memory = base_profile(hardware, engine), find_engine(engine)
     batched = min(default_batched_tokens(hardware), profile.engine.max_num_batched_tokens)
     return Deployment(
         hardware=hardware,
@@ -148,6 +150,7 @@ class Pricer:
             concurrency=concurrency,
             cached_tokens=load.cached_tokens,
             burst_share=load.burst_share,
+            speculation=load.speculation,
             capacity_tokens=capacity_tokens,
             priced=self.priced(deployment),
             layout=deployment.layout,
@@ -188,11 +191,21 @@ def base_load(question: Question, engine: str) -> Load:
         concurrency=1.0,
         cached_tokens=cached_tokens(question, engine),
         burst_share=0.0 if spread else None,
+        speculation=question.speculation,
     )
 
 
+def base_profile(hardware: HardwareSpec, engine: str) -> Profile:
+    """Return the constants of an engine on a hardware; of this machine, those that were measured.
+
+    Raises: ValueError for an unknown engine.
+    """
+    measured = load_calibration() if hardware.vendor == HOST else None
+    return profile_for(hardware, engine) if measured is None else host_profile(measured)
+
+
 def _profile(deployment: Deployment) -> Profile:
-    found = profile_for(deployment.hardware, deployment.engine)
+    found = base_profile(deployment.hardware, deployment.engine)
     engine = replace(
         found.engine, max_num_batched_tokens=deployment.num_batched_tokens, max_num_seqs=deployment.num_seqs
     )

@@ -63,7 +63,12 @@ def find_engine_name(name: str) -> str:
 
 
 def engine_for(hardware: HardwareSpec) -> str:
-    """Return the engine that a plan assumes on `hardware` when none is named: vLLM where it runs, else llama.cpp."""
+    """Return the engine that a plan assumes on `hardware` when none is named: vLLM where it runs, else llama.cpp.
+
+    This machine, measured, is planned for Mansard itself.
+    """
+    if hardware.vendor == "host":
+        return "mansard"
     return "vllm" if hardware.family in ENGINES["vllm"].families else "llama.cpp"
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mansard.cost.op_cost import Layout
+from mansard.cost.steady_state import Speculation
 from mansard.specs.hardware import HardwareSpec
 from mansard.specs.hardware_catalogue import catalogue
 from mansard.specs.model import ModelSpec
@@ -46,6 +47,7 @@ class Question:
     num_batched_tokens: int | None = None
     max_devices: int = MAX_DEVICES
     other_parameters: int = 0
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         """Check what has limits.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mansard.cost.candidates import deployments
 from mansard.cost.deployment import Option, Pricer
@@ -12,6 +12,8 @@ from mansard.cost.pick import Pick, exact, pick
 from mansard.cost.question import Question
 from mansard.cost.serving import ServingEstimate
 
+BUDGETS = (512, 1024, 2048, 4096, 8192, 16_384)  # tokens of a step
+NOTABLE = 1.01
 UNPRICED = float("inf")
 
 
@@ -46,7 +48,30 @@ def search(question: Question, pricer: Pricer | None = None) -> Found:
             limit = option.limit or (picked.limit if picked else None) or "not priced"
             rejected.append(Rejected(option, limit))
     ranked.sort(key=ORDER[question.objective])
-    return Found(options, tuple(ranked), tuple(rejected))
+    return _with_budgets(question, pricer, Found(options, tuple(ranked), tuple(rejected)))
+
+
+def _with_budgets(question: Question, pricer: Pricer, found: Found) -> Found:
+    """Return the outcome with other token budgets of the best option, where a service level makes them matter.
+
+    A smaller budget interrupts decodes for less long, a larger one finishes prompts sooner. The default stays unless
+    another is better by a percent.
+    """
+    if question.slo is None or question.num_batched_tokens is not None or not found.ranked:
+        return found
+    best = found.ranked[0]
+    base = best.option.deployment
+    others = [replace(base, num_batched_tokens=n) for n in BUDGETS if n != base.num_batched_tokens]
+    options = evaluate_all(question, pricer, others)
+    picks = [p for o in options if (p := pick(question, o)) is not None and p.limit is None and _is_better(p, best)]
+    ranked = sorted((*picks, *found.ranked), key=ORDER[question.objective])
+    return Found((*found.options, *(p.option for p in picks)), tuple(ranked), found.rejected)
+
+
+def _is_better(other: Pick, best: Pick) -> bool:
+    if other.deployment.num_devices != best.deployment.num_devices:
+        return other.deployment.num_devices < best.deployment.num_devices
+    return other.output_tokens_per_s > best.output_tokens_per_s * NOTABLE or other.tpot_s * NOTABLE < best.tpot_s
 
 
 def first_exact(question: Question, pricer: Pricer, found: Found) -> tuple[Pick, ServingEstimate] | None:

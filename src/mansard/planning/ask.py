@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias, TypedDict, Unpack
 
+from mansard.cost.calibrate import host_hardware, load_calibration
 from mansard.cost.op_cost import Layout
 from mansard.cost.planner import Plan, answer
 from mansard.cost.question import MAX_DEVICES, Objective, Question, chat
+from mansard.cost.steady_state import Speculation
 from mansard.cost.stored_formats import checkpoint_format
 from mansard.loading.model_source import cached_config, load_model_spec
 from mansard.specs.hardware import HardwareSpec
@@ -22,106 +25,93 @@ from mansard.specs.precision import number_format
 from mansard.specs.slo import Slo, parse_slo
 from mansard.specs.workload import Workload, find_workload
 
+Gpu: TypeAlias = "str | HardwareSpec | Sequence[str | HardwareSpec] | None"
+THIS_MACHINE = ("this", "this-machine", "host")
 
-def plan(
-    model: str,
-    *,
-    gpu: str | HardwareSpec | Sequence[str | HardwareSpec] | None = None,
-    engine: str = "auto",
-    weights: str | Sequence[str] = "auto",
-    kv: str | Sequence[str] = "auto",
-    workload: str | Workload | None = None,
-    rate: float | None = None,
-    concurrency: int | None = None,
-    slo: str | Slo | None = None,
-    objective: Objective = "cheapest",
-    max_model_len: int | None = None,
-    memory_fraction: float | None = None,
-    num_batched_tokens: int | None = None,
-    price: float | None = None,
-    layout: Layout | None = None,
-    max_devices: int = MAX_DEVICES,
-    hardware_file: str | Path | None = None,
-    detail: bool = False,
-) -> Plan:
-    """Return what it takes to serve `model`.
 
-    `gpu` is a name with or without a count (`h100:8`), several of them, or None for the whole catalogue. `weights` and
-    `kv` are formats or lists of formats to choose from. `rate` is in requests per second, `price` in US dollars per
-    device and hour.
+class Settings(TypedDict, total=False):
+    """What may be told beside the model; everything else is left open or takes its default.
+
+    `gpu` is a name with or without a count (`h100:8`), `this` (this machine, measured by `mansard roof`), several of
+    them, or None for the whole catalogue. `weights` and `kv` are formats or lists of formats to choose from. `rate` is
+    in requests per second, `price` in US dollars per device and hour, `speculation` as `4:0.7` (drafts a step and how
+    often one is accepted).
+    """
+
+    gpu: Gpu
+    engine: str
+    weights: str | Sequence[str]
+    kv: str | Sequence[str]
+    workload: str | Workload | None
+    rate: float | None
+    concurrency: int | None
+    slo: str | Slo | None
+    objective: Objective
+    max_model_len: int | None
+    memory_fraction: float | None
+    num_batched_tokens: int | None
+    price: float | None
+    layout: Layout | None
+    max_devices: int
+    hardware_file: str | Path | None
+    speculation: str | Speculation | None
+
+
+def plan(model: str, *, detail: bool = False, **settings: Unpack[Settings]) -> Plan:
+    """Return what it takes to serve `model`; `detail` adds every op to the phases. See `Settings`.
 
     Raises: ValueError for a name or value that cannot be used, with the nearest names or the limit.
     """
-    question = ask(
-        model,
-        gpu=gpu,
-        engine=engine,
-        weights=weights,
-        kv=kv,
-        workload=workload,
-        rate=rate,
-        concurrency=concurrency,
-        slo=slo,
-        objective=objective,
-        max_model_len=max_model_len,
-        memory_fraction=memory_fraction,
-        num_batched_tokens=num_batched_tokens,
-        price=price,
-        layout=layout,
-        max_devices=max_devices,
-        hardware_file=hardware_file,
-    )
-    return answer(question, detail)
+    return answer(ask(model, **settings), detail)
 
 
-def ask(
-    model: str,
-    *,
-    gpu: str | HardwareSpec | Sequence[str | HardwareSpec] | None = None,
-    engine: str = "auto",
-    weights: str | Sequence[str] = "auto",
-    kv: str | Sequence[str] = "auto",
-    workload: str | Workload | None = None,
-    rate: float | None = None,
-    concurrency: int | None = None,
-    slo: str | Slo | None = None,
-    objective: Objective = "cheapest",
-    max_model_len: int | None = None,
-    memory_fraction: float | None = None,
-    num_batched_tokens: int | None = None,
-    price: float | None = None,
-    layout: Layout | None = None,
-    max_devices: int = MAX_DEVICES,
-    hardware_file: str | Path | None = None,
-) -> Question:
-    """Return the question that the words mean; see `plan`.
+def ask(model: str, **settings: Unpack[Settings]) -> Question:
+    """Return the question that the words mean; see `Settings`.
 
     Raises: ValueError for a name or value that cannot be used, with the nearest names or the limit.
     """
-    hardware, count = _hardware(gpu, Path(hardware_file) if hardware_file else None, price)
-    stored = stored_in(model)
+    unknown = sorted(set(settings) - set(Settings.__annotations__))
+    if unknown:
+        raise ValueError(f"unknown settings {', '.join(unknown)}; known are {', '.join(Settings.__annotations__)}")
+    file, layout, slo = settings.get("hardware_file"), settings.get("layout"), settings.get("slo")
+    hardware, count = _hardware(settings.get("gpu"), Path(file) if file else None, settings.get("price"))
+    speculation = settings.get("speculation")
     return Question(
         spec=load_model_spec(model),
-        workload=_load(workload, rate, concurrency),
+        workload=_load(settings.get("workload"), settings.get("rate"), settings.get("concurrency")),
         slo=parse_slo(slo) if isinstance(slo, str) else slo,
         hardware=hardware,
         num_devices=layout.num_ranks if layout and count is None else count,
-        engine=engine,
-        weights=_formats(weights, stored),
-        kv=_formats(kv, "auto"),
+        engine=settings.get("engine", "auto"),
+        weights=_formats(settings.get("weights", "auto"), stored_in(model)),
+        kv=_formats(settings.get("kv", "auto"), "auto"),
         layout=layout,
-        objective=objective,
-        max_model_len=max_model_len,
-        memory_fraction=memory_fraction,
-        num_batched_tokens=num_batched_tokens,
-        max_devices=max_devices,
+        objective=settings.get("objective", "cheapest"),
+        max_model_len=settings.get("max_model_len"),
+        memory_fraction=settings.get("memory_fraction"),
+        num_batched_tokens=settings.get("num_batched_tokens"),
+        max_devices=settings.get("max_devices", MAX_DEVICES),
         other_parameters=_other_parameters(model),
+        speculation=parse_speculation(speculation) if isinstance(speculation, str) else speculation,
     )
 
 
-def _hardware(
-    gpu: str | HardwareSpec | Sequence[str | HardwareSpec] | None, file: Path | None, price: float | None
-) -> tuple[tuple[HardwareSpec, ...], int | None]:
+def parse_speculation(text: str) -> Speculation:
+    """Read `DRAFTS:ACCEPTANCE`, for example `4:0.7`.
+
+    Raises: ValueError with what is wrong.
+    """
+    drafts, colon, acceptance = text.partition(":")
+    try:
+        found = Speculation(int(drafts), float(acceptance)) if colon else None
+    except ValueError:
+        found = None
+    if found is None or found.num_drafts < 1 or not 0.0 <= found.acceptance <= 1.0:
+        raise ValueError(f"speculation {text!r} must be DRAFTS:ACCEPTANCE, for example 4:0.7")
+    return found
+
+
+def _hardware(gpu: Gpu, file: Path | None, price: float | None) -> tuple[tuple[HardwareSpec, ...], int | None]:
     """Return the hardware to consider and the number of devices where one is written."""
     if gpu is None:
         given: tuple[str | HardwareSpec, ...] = load_hardware_file(file) if file else ()
@@ -141,9 +131,22 @@ def _hardware(
 
 
 def _parse(text: str, file: Path | None) -> tuple[HardwareSpec, int | None]:
+    if text.strip().lower() in THIS_MACHINE:
+        return this_machine(), 1
     if ":" not in text:
         return find_hardware(text, file), None
     return parse_hardware(text, file)
+
+
+def this_machine() -> HardwareSpec:
+    """Return this machine with its measured ceilings.
+
+    Raises: ValueError when it was never measured.
+    """
+    measured = load_calibration()
+    if measured is None:
+        raise ValueError("this machine was never measured (run `mansard roof` first)")
+    return host_hardware(measured)
 
 
 def _load(workload: str | Workload | None, rate: float | None, concurrency: int | None) -> Workload:

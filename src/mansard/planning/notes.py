@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mansard.cost.deployment import cached_tokens
+from mansard.cost.deployment import base_profile, cached_tokens
 from mansard.cost.engine_support import ENGINES
 from mansard.cost.planner import Plan
-from mansard.cost.profiles import Interval, interval_for, profile_for
+from mansard.cost.profiles import Interval, interval_for
 from mansard.cost.question import COMFORT
 from mansard.cost.serving import model_class
 
@@ -35,6 +35,11 @@ def assumptions(plan: Plan) -> tuple[str, ...]:
     deployment = plan.deployment
     if deployment is None:
         return tuple(found)
+    if question.speculation is not None:
+        drafts = question.speculation
+        found.append(
+            f"{drafts.num_drafts} draft tokens a step, each accepted at {drafts.acceptance:.0%}; drafting is free"
+        )
     cached = cached_tokens(question, deployment.engine)
     if cached:
         found.append(f"{cached:,.0f} of a prompt's tokens are found in the prefix cache (an unbounded one)")
@@ -55,7 +60,7 @@ def published_errors(plan: Plan) -> tuple[tuple[str, Interval], ...]:
     deployment = plan.deployment or (plan.closest.option.deployment if plan.closest else None)
     if deployment is None:
         return ()
-    profile = profile_for(deployment.hardware, deployment.engine)
+    profile = base_profile(deployment.hardware, deployment.engine)
     kind = model_class(plan.question.spec)
     return tuple((metric, interval_for(metric, kind, profile)) for metric in ("tpot", "ttft", "throughput"))
 
@@ -63,7 +68,7 @@ def published_errors(plan: Plan) -> tuple[tuple[str, Interval], ...]:
 def is_calibrated(plan: Plan) -> bool:
     """Say whether the constants were fitted for this engine on this architecture."""
     deployment = plan.deployment or (plan.closest.option.deployment if plan.closest else None)
-    return deployment is not None and profile_for(deployment.hardware, deployment.engine).calibrated
+    return deployment is not None and base_profile(deployment.hardware, deployment.engine).calibrated
 
 
 def error_line(plan: Plan) -> str:

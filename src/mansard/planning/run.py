@@ -36,6 +36,7 @@ def run_plan(
     max_model_len: int | None = None,
     memory_fraction: float | None = None,
     max_num_batched_tokens: int | None = None,
+    speculation: str | None = None,
     detail: bool = False,
     as_json: bool = False,
     as_csv: bool = False,
@@ -66,6 +67,7 @@ def run_plan(
         layout=fixed_layout(tp, pp, dp, ep),
         max_devices=max_devices,
         hardware_file=hardware_file,
+        speculation=speculation,
         detail=detail or as_json or html is not None,
     )
     source = ask.hf_id(model)
