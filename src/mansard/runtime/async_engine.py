@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from mansard.core.engine import EngineStats
-from mansard.runtime.engine_thread import EngineThread
+from mansard.runtime.engine_thread import EngineThread, OnStep
 from mansard.runtime.outputs import SequenceDelta
 from mansard.runtime.prompts import PromptPreparer, Submission
 from mansard.runtime.text_engine import TextEngine
@@ -30,13 +30,19 @@ _STOP_LIMIT_S = 10.0  # for a step that does not end
 class AsyncEngine:
     """Streams a TextEngine's requests to coroutines of one event loop.
 
-    observe: called in the engine's thread with each step's deltas, for metrics.
+    observe, on_step: called in the engine's thread with each step's deltas and seconds, for metrics.
     """
 
-    def __init__(self, engine: TextEngine, observe: Observe | None = None, stall_after_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        engine: TextEngine,
+        observe: Observe | None = None,
+        stall_after_s: float = 120.0,
+        on_step: OnStep | None = None,
+    ) -> None:
         self._engine = engine
         self._observe = observe
-        self._thread = EngineThread(engine, self._deliver, stall_after_s)
+        self._thread = EngineThread(engine, self._deliver, stall_after_s, on_step)
         self._pool = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="mansard-prepare")
         self._queues: dict[str, asyncio.Queue[SequenceDelta | None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -20,6 +20,7 @@ from mansard.runtime.text_engine import TextEngine
 logger = logging.getLogger(__name__)
 
 Deliver = Callable[[Sequence[SequenceDelta]], None]
+OnStep = Callable[[float], None]
 Command = Callable[[], Sequence[SequenceDelta]]
 
 IDLE_WAIT_S = 0.05  # longest sleep while the engine holds requests that no step may run yet
@@ -28,12 +29,16 @@ IDLE_WAIT_S = 0.05  # longest sleep while the engine holds requests that no step
 class EngineThread:
     """Runs `engine`'s steps; `deliver` is called in the thread with what each step added.
 
-    stall_after_s: how long one step may take before `health` calls the engine stalled.
+    stall_after_s: how long one step may take before `health` calls the engine stalled. on_step: called with each
+    step's seconds.
     """
 
-    def __init__(self, engine: TextEngine, deliver: Deliver, stall_after_s: float = 120.0) -> None:
+    def __init__(
+        self, engine: TextEngine, deliver: Deliver, stall_after_s: float = 120.0, on_step: OnStep | None = None
+    ) -> None:
         self._engine = engine
         self._deliver = deliver
+        self._on_step = on_step
         self._stall_after_s = stall_after_s
         self._commands: list[Command] = []
         self._awake = threading.Condition()
@@ -104,8 +109,10 @@ class EngineThread:
                 for command in commands:
                     deltas.extend(command())
                 if self._failure is None and self._engine.has_work:
-                    self._busy_since_s = time.monotonic()
+                    self._busy_since_s = began_s = time.monotonic()
                     deltas.extend(self._engine.step())
+                    if self._on_step is not None:
+                        self._on_step(time.monotonic() - began_s)
             except Exception as error:
                 logger.exception("the engine failed")
                 self._failure = f"the engine failed: {type(error).__name__}: {error}"

@@ -51,7 +51,8 @@ Anything that takes a base URL of an OpenAI-compatible server works alike: LiteL
 - **Deadlines**: the header `x-request-timeout` (seconds) ends a request with 408 when it takes longer; the server's
   own limit is `--request-timeout`.
 - **Queue**: with more requests waiting than `--max-queue`, the answer is 429 with `Retry-After`.
-- **Request ids**: `x-request-id` is kept if it has up to 128 letters, digits and `_.:-`, made up otherwise, and returned.
+- **Request ids**: `x-request-id` is kept if it has up to 128 letters, digits and `_.:-`, and made up otherwise; every
+  answer has it.
 - **Streams** are server-sent events that end with `data: [DONE]` (`/v1/responses`: with their last event); a comment is
   sent when nothing else was for 15 s. A client that leaves, streaming or not, frees its place within two steps.
 - **Structure**: schemas, regular expressions and grammars are compiled before a request is scheduled and refused with

@@ -51,7 +51,7 @@ def create_app(model: LoadedModel, options: EngineOptions, server: ServerOptions
     metrics = Metrics(model.name, engine.stats)
     service = Service(
         model=model,
-        engine=AsyncEngine(engine, metrics.observe, allowed.stall_after_s),
+        engine=AsyncEngine(engine, metrics.observe, allowed.stall_after_s, metrics.observe_step),
         metrics=metrics,
         names=tuple(dict.fromkeys((*allowed.names, model.name))),
         options=allowed,

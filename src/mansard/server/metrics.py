@@ -74,6 +74,7 @@ class Metrics:
         self._output_length = self._histogram(
             "request_generation_tokens", "Output tokens of a sequence.", COUNT_BUCKETS
         )
+        self._step_time = self._histogram("step_time_seconds", "One step of the engine.", TOKEN_BUCKETS_S)
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that ran.")
         self._output_tokens = self._counter("generation_tokens", "Output tokens.")
         self._ended = Counter(
@@ -92,6 +93,10 @@ class Metrics:
         """Take in a step's deltas (engine's thread)."""
         for delta in deltas:
             self._observe(delta)
+
+    def observe_step(self, seconds: float) -> None:
+        """Take in how long a step took, scheduling included (engine's thread)."""
+        self._step_time.observe(seconds)
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus's text format."""
