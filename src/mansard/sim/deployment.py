@@ -49,7 +49,8 @@ class Deployment:
 
     memory_fraction: of the device's memory, None for the engine's default. num_kv_blocks: the blocks of one
     data-parallel rank, None to leave them to the memory ledger. profile: constants of one's own, None for those of
-    `engine` on this hardware.
+    `engine` on this hardware. sampled_lanes: how many lanes of a replica to simulate when the others would do the same;
+    None for all.
     """
 
     spec: ModelSpec
@@ -63,6 +64,7 @@ class Deployment:
     block_size: int = 16
     disaggregation: Disaggregation | None = None
     profile: Profile | None = None
+    sampled_lanes: int | None = None
     _known: dict[str, Any] = field(default_factory=dict, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -79,7 +81,7 @@ class Deployment:
     @property
     def num_lanes(self) -> int:
         """Return how many engines one replica is simulated as."""
-        return self.layout.data_parallel * self.layout.pipeline_parallel
+        return self.sampled_lanes or self.layout.data_parallel * self.layout.pipeline_parallel
 
     @property
     def priced(self) -> PricedProgram:

@@ -164,7 +164,7 @@ class StepPricer:
         return found + _attention_s(self._linear.step(mixed), "linear_attention")
 
     def _asked_s(self, contexts: Sequence[int], chunks: Sequence[Chunk]) -> float:
-        if contexts and not self.mixes_prefill:
+        if contexts and chunks and not self.mixes_prefill:
             return self._asked_s(contexts, ()) + self._asked_s((), chunks)
         return float(self.priced.time(StepShape.of(contexts, chunks)))
 
