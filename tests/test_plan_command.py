@@ -16,6 +16,7 @@ from typing import Any, get_args
 import pytest
 
 import mansard
+import mansard.planning.ask
 from mansard.cli import main
 from mansard.planning.schema import files, json_schema
 from mansard.specs.hardware_catalogue import catalogue
@@ -228,12 +229,16 @@ def test_planning_needs_neither_torch_nor_a_server() -> None:
 def test_the_quick_way_knows_the_commands_own_parameters() -> None:
     from mansard.commands.plan import plan
     from mansard.commands.quick import FLAGS, OPTIONS
-    from mansard.planning.run import run_plan
+    from mansard.planning.run import settings
 
     command = inspect.signature(plan, eval_str=True).parameters
-    assert {n: p.default for n, p in command.items()} == {
-        n: p.default for n, p in inspect.signature(run_plan).parameters.items()
+    unset = mansard.planning.ask.ask("llama-3.1-8b")
+    told = {
+        n: p.default for n, p in command.items() if n not in ("model", "detail", "as_json", "as_csv", "html", "png")
     }
+    assert mansard.planning.ask.ask("llama-3.1-8b", **settings(told)) == unset, (
+        "a default of the command is not the default"
+    )
     for option, (name, kind, least) in OPTIONS.items():
         hint = command[name].annotation
         assert option == f"--{name.replace('_', '-')}" and kind in (get_args(get_args(hint)[0]) or (get_args(hint)[0],))

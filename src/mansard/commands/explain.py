@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,8 +43,7 @@ def explain(
     from mansard.planning.run import fixed_layout
     from mansard.planning.words import deployment_text
 
-    layout = fixed_layout(tp, pp, dp, ep)
-    question = ask(model, gpu=gpu, engine=engine, weights=weights, kv=kv, layout=layout)
+    question = ask(model, gpu=gpu, engine=engine, weights=weights, kv=kv, layout=fixed_layout(tp, pp, dp, ep))
     deployment = one_deployment(question)
     limit = static_limit(question, deployment)
     if limit is not None:
@@ -56,17 +55,23 @@ def explain(
         phase("decode", priced, StepShape(max(1.0, each), float(context + 1)), float(batch), detail=True),
     )
     if as_json:
-        document = {
-            "version": 1,
-            "model": question.spec.name,
-            "hardware": deployment.hardware.name,
-            "ridge_flops_per_byte": deployment.hardware.ridge(),
-            "calibrated": priced.profile.calibrated,
-            "phases": [asdict(step) for step in steps],
-        }
-        typer.echo(json.dumps(document, ensure_ascii=False, indent=1))
-        return
-    _show(steps, f"{question.spec.name} on {deployment_text(deployment)}", priced.profile.calibrated)
+        typer.echo(
+            json.dumps(facts(question, deployment, steps, priced.profile.calibrated), ensure_ascii=False, indent=1)
+        )
+    else:
+        _show(steps, f"{question.spec.name} on {deployment_text(deployment)}", priced.profile.calibrated)
+
+
+def facts(question: Question, deployment: Deployment, steps: tuple[Phase, ...], calibrated: bool) -> dict[str, Any]:
+    """Return the explanation as JSON values."""
+    return {
+        "version": 1,
+        "model": question.spec.name,
+        "hardware": deployment.hardware.name,
+        "ridge_flops_per_byte": deployment.hardware.ridge(),
+        "calibrated": calibrated,
+        "phases": [asdict(step) for step in steps],
+    }
 
 
 def one_deployment(question: Question) -> Deployment:

@@ -5,84 +5,53 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from mansard.cost.op_cost import Layout
 from mansard.cost.question import OBJECTIVES
 from mansard.planning import ask
+from mansard.planning.document import batch_csv, document
 
 if TYPE_CHECKING:
     from mansard.cost.planner import Plan
 
+SPLIT = ("tp", "pp", "dp", "ep")
 
-def run_plan(
-    model: str,
-    gpu: str | None = None,
-    engine: str = "auto",
-    weights: str = "auto",
-    kv: str = "auto",
-    hardware_file: Path | None = None,
-    max_devices: int = 16,
-    tp: int | None = None,
-    pp: int | None = None,
-    dp: int | None = None,
-    ep: int | None = None,
-    workload: str = "chat",
-    rate: float | None = None,
-    concurrency: int | None = None,
-    slo: str | None = None,
-    objective: str = "cheapest",
-    price: float | None = None,
-    max_model_len: int | None = None,
-    memory_fraction: float | None = None,
-    max_num_batched_tokens: int | None = None,
-    speculation: str | None = None,
-    detail: bool = False,
-    as_json: bool = False,
-    as_csv: bool = False,
-    html: Path | None = None,
-    png: Path | None = None,
-) -> bool:
-    """Plan, write the answer and say whether something fits.
+
+def run_plan(model: str, **given: Any) -> bool:
+    """Plan, write the answer and say whether something fits; `given` are the parameters of `mansard plan`.
 
     Raises: ValueError for a name or value that cannot be used.
     """
-    if objective not in OBJECTIVES:
-        raise ValueError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
-    found = ask.plan(
-        model,
-        gpu=None if gpu is None else gpu.split(","),
-        engine=engine,
-        weights=weights,
-        kv=kv,
-        workload=workload,
-        rate=rate,
-        concurrency=concurrency,
-        slo=slo,
-        objective=next(o for o in OBJECTIVES if o == objective),
-        max_model_len=max_model_len,
-        memory_fraction=memory_fraction,
-        num_batched_tokens=max_num_batched_tokens,
-        price=price,
-        layout=fixed_layout(tp, pp, dp, ep),
-        max_devices=max_devices,
-        hardware_file=hardware_file,
-        speculation=speculation,
-        detail=detail or as_json or html is not None,
-    )
+    detail, as_json, as_csv = (bool(given.pop(name, False)) for name in ("detail", "as_json", "as_csv"))
+    html, png = (given.pop(name, None) for name in ("html", "png"))
+    found = ask.plan(model, detail=detail or as_json or html is not None, **settings(given))
     source = ask.hf_id(model)
     if html is not None or png is not None:
         _draw(found, source, html, png)
-    elif as_json or as_csv:
-        from mansard.planning.document import batch_csv, document
-
-        text = (
-            json.dumps(document(found, source), ensure_ascii=False, indent=1) if as_json else batch_csv(found).rstrip()
-        )
-        print(text)
+    elif as_json:
+        print(json.dumps(document(found, source), ensure_ascii=False, indent=1))
+    elif as_csv:
+        print(batch_csv(found).rstrip())
     else:
         _show(found, source, detail)
     return found.fits
+
+
+def settings(given: dict[str, Any]) -> ask.Settings:
+    """Return the settings that the parameters of the command line mean.
+
+    Raises: ValueError for an unknown objective.
+    """
+    objective = given.get("objective", OBJECTIVES[0])
+    if objective not in OBJECTIVES:
+        raise ValueError(f"unknown objective {objective!r}; choose one of {', '.join(OBJECTIVES)}")
+    found = {name: value for name, value in given.items() if name not in SPLIT}
+    found["layout"] = fixed_layout(*(given.get(name) for name in SPLIT))
+    found["num_batched_tokens"] = found.pop("max_num_batched_tokens", None)
+    if given.get("gpu") is not None:
+        found["gpu"] = given["gpu"].split(",")
+    return cast("ask.Settings", found)
 
 
 def fixed_layout(tp: int | None, pp: int | None, dp: int | None, ep: int | None) -> Layout | None:
