@@ -308,3 +308,34 @@ def test_accepted_drafts_shorten_tokens() -> None:
             mansard.plan("llama-3.1-8b", gpu="h100", speculation=wrong)
     with pytest.raises(ValueError, match="nonsense"):
         mansard.plan("llama-3.1-8b", nonsense=1)  # type: ignore[call-arg]
+
+
+def test_a_gguf_file_is_planned_in_its_own_format(run: Run, tmp_path: Path) -> None:
+    import numpy as np
+
+    from mansard.loading.gguf_writer import write_gguf
+    from mansard.loading.stored import StoredTensor
+    from mansard.planning.ask import ask
+    from mansard.specs.precision import number_format
+
+    spec = mansard.planning.ask.load_model_spec("smollm2-135m")
+    sizes = {
+        "block_count": spec.num_hidden_layers,
+        "context_length": 8192,
+        "embedding_length": spec.hidden_size,
+        "feed_forward_length": spec.intermediate_size,
+        "attention.head_count": spec.num_attention_heads,
+        "attention.head_count_kv": spec.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "vocab_size": spec.vocab_size,
+    }
+    metadata = {"general.architecture": "llama", **{f"llama.{key}": value for key, value in sizes.items()}}
+    stored = number_format("Q8_0")
+    data = np.zeros(stored.num_bytes(64 * 64), np.uint8)
+    file = write_gguf(tmp_path / "small.gguf", metadata, [StoredTensor("token_embd.weight", stored, (64, 64), data)])
+    question = ask(str(file), gpu="rtx4090")
+    assert question.weights == ("Q8_0",) and question.spec.hidden_size == spec.hidden_size
+    code, out, _ = run("plan", str(file), "--gpu", "rtx4090", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["answer"]["deployment"]["engine"] == "llama.cpp"
+    assert str(file) in document["launch"][0]["command"]

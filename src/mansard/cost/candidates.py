@@ -54,14 +54,15 @@ def replica_sizes(question: Question) -> tuple[int, ...]:
 def deployments(question: Question) -> Iterable[Deployment]:
     """Yield every deployment to price: hardware × split × weight format × cache format."""
     for hardware in question.candidates:
-        engine = engine_for(hardware) if question.engine == "auto" else find_engine_name(question.engine)
         formats = dict.fromkeys(
             (stored_weights(w, question.spec, hardware), stored_kv(k, hardware))
             for w in question.weights
             for k in question.kv
         )
-        for layout in _layouts(question, hardware, engine):
-            for weights, kv in formats:
+        for weights, kv in formats:
+            named = question.engine != "auto"
+            engine = find_engine_name(question.engine) if named else engine_for(hardware, weights)
+            for layout in _layouts(question, hardware, engine):
                 yield make_deployment(question, hardware, layout, weights, kv, engine)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from mansard.cost.op_cost import Layout
 from mansard.specs.hardware import HardwareSpec
+from mansard.specs.number_formats import format_kind
 
 _AMPERE_ON = frozenset({"ampere", "ada", "hopper", "blackwell", "rubin"})
 _NVIDIA = _AMPERE_ON | {"volta", "turing"}
@@ -62,13 +63,15 @@ def find_engine_name(name: str) -> str:
     return key
 
 
-def engine_for(hardware: HardwareSpec) -> str:
+def engine_for(hardware: HardwareSpec, weights: str = "bf16") -> str:
     """Return the engine that a plan assumes on `hardware` when none is named: vLLM where it runs, else llama.cpp.
 
-    This machine, measured, is planned for Mansard itself.
+    This machine, measured, is planned for Mansard itself, GGUF kinds of weights for llama.cpp.
     """
     if hardware.vendor == "host":
         return "mansard"
+    if format_kind(weights) == "gguf":
+        return "llama.cpp"
     return "vllm" if hardware.family in ENGINES["vllm"].families else "llama.cpp"
 
 

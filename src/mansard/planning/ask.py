@@ -174,6 +174,9 @@ def _formats(given: str | Sequence[str], auto: str) -> tuple[str, ...]:
 def stored_in(model: str) -> str:
     """Return the format that a model's own files declare, or `auto`: the publisher's for a known name."""
     path = Path(model).expanduser()
+    file = gguf_file(path)
+    if file is not None:
+        return gguf_format(file)
     config = path / "config.json" if path.is_dir() else path if path.suffix == ".json" else cached_config(model)
     if config is None or not config.is_file():
         return "auto"
@@ -182,6 +185,24 @@ def stored_in(model: str) -> str:
     except (OSError, json.JSONDecodeError):
         return "auto"  # load_model_spec says what is wrong with it
     return declared or "bf16"
+
+
+def gguf_file(path: Path) -> Path | None:
+    """Return the GGUF file that a path means: itself, or the only one of a directory without a config.json."""
+    if path.is_dir() and not (path / "config.json").is_file():
+        files = sorted(path.glob("*.gguf"))
+        return files[0] if len(files) == 1 else None
+    return path if path.suffix == ".gguf" and path.is_file() else None
+
+
+def gguf_format(path: Path) -> str:
+    """Return the format that most of a GGUF file's weights are stored in."""
+    from mansard.loading.gguf import GgufFile
+
+    counts: dict[str, int] = {}
+    for tensor in GgufFile.open(path).tensors.values():
+        counts[tensor.format.name] = counts.get(tensor.format.name, 0) + tensor.num_elements
+    return max(counts, key=lambda name: counts[name], default="auto")
 
 
 def _other_parameters(model: str) -> int:
