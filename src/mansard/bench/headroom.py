@@ -62,6 +62,11 @@ class Headroom:
     def sentence(self) -> str:
         """Return one sentence: what bounds it, how near the roof it is, and the next lever."""
         reached = self.floor_s / self.measured_s
+        if reached > 1.02:
+            return (
+                f"At batch {self.batch_size} a step takes {self.measured_s * 1e3:.2f} ms, less than the floor of "
+                f"{self.floor_s * 1e3:.2f} ms: the roof is too low ({self.roof.source})."
+            )
         return (
             f"At batch {self.batch_size} a step takes {self.measured_s * 1e3:.2f} ms, {reached:.0%} of it the floor "
             f"that the hardware sets; {self.bound} takes the most. Next lever: {LEVERS[self.bound]}."

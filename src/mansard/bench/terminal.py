@@ -29,6 +29,17 @@ SHOWN = {
 }
 
 
+PIPED_WIDTH = 120
+
+
+def open_console() -> Console:
+    """Return the terminal, or where there is none a page wide enough for every table."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPED_WIDTH)
+
+
 def show_serve(console: Console, result: BenchResult) -> None:
     """Print the result of a load against a server."""
     summary = result.summary
@@ -223,5 +234,5 @@ def _table(*labels: str) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, label in enumerate(labels):
-        table.add_column(label, justify="left" if i == 0 else "right", no_wrap=i > 0)
+        table.add_column(label, justify="left" if i == 0 else "right")
     return table

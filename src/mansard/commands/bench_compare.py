@@ -20,16 +20,14 @@ def compare(
     import json
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from mansard.bench.compare import compare_results
     from mansard.bench.result import read_result
-    from mansard.bench.terminal import show_differences
+    from mansard.bench.terminal import open_console, show_differences
 
     differences = compare_results(read_result(before), read_result(after))
     if as_json:
         typer.echo(json.dumps([{**asdict(d), "ratio": d.ratio} for d in differences]))
     else:
-        show_differences(Console(), differences)
+        show_differences(open_console(), differences)
     if fail_if_worse and any(d.verdict == "worse" for d in differences):
         raise typer.Exit(1)

@@ -100,11 +100,9 @@ def _measure(
 
 
 def _show(found: list[OfflinePoint], detail: bool) -> None:
-    from rich.console import Console
+    from mansard.bench.terminal import open_console, show_headroom, show_offline
 
-    from mansard.bench.terminal import show_headroom, show_offline
-
-    console = Console()
+    console = open_console()
     show_offline(console, found)
     for point in found if detail else found[:1]:
         if point.headroom is not None:

@@ -57,10 +57,8 @@ def serve(
     min_output_tokens_per_s: o.MinRate = None,
 ) -> None:
     """Send a load to a server and print what its users would feel."""
-    from rich.console import Console
-
     from mansard.bench.html import render_serve
-    from mansard.bench.terminal import show_serve
+    from mansard.bench.terminal import open_console, show_serve
 
     given = _load(
         workload, trace, trace_speed, requests, rate, burstiness, concurrency, warmup, shared_prefix, max_prompt,
@@ -68,7 +66,7 @@ def serve(
     )  # fmt: skip
     target = _target(url, model, tokenizer, api, api_key, timeout, retries)
     result = _run(target, given, slo)
-    show_serve(Console(), result)
+    show_serve(open_console(), result)
     _write(result, json_file, csv_file, html_file, lambda: render_serve(result))
     limits = {"ttft": max_ttft_p99, "tpot": max_tpot_p99, "itl": max_itl_p99, "e2e": max_e2e_p99}
     _hold(_thresholds(result, limits, min_success, min_output_tokens_per_s))
@@ -98,11 +96,9 @@ def sweep(
     html_file: o.HtmlFile = None,
 ) -> None:
     """Raise the load level by level until the server is saturated, and mark the knee."""
-    from rich.console import Console
-
     from mansard.bench.html import render_sweep
     from mansard.bench.sweep import SweepPoint, is_saturated, knee
-    from mansard.bench.terminal import show_sweep, show_warnings
+    from mansard.bench.terminal import open_console, show_sweep, show_warnings
 
     if by not in ("rate", "concurrency"):
         raise ValueError(f"--by is {by!r}; it must be rate or concurrency")
@@ -125,7 +121,7 @@ def sweep(
     ordered = [p.latency("e2e_s", 50.0) or 0.0 for p in points]
     at_knee = knee([p.output_tokens_per_s for p in points], ordered)
     unit = "requests/s" if by == "rate" else "at once"
-    console = Console()
+    console = open_console()
     show_sweep(console, points, at_knee, unit)
     show_warnings(console, dict.fromkeys(w for r in results for w in r.warnings))
     whole = _sweep_result(results, points, at_knee, by)

@@ -86,8 +86,9 @@ def _needles(chosen: list[Variant], settings: EvalSettings, lengths: list[int]) 
 
 def _show(rows: list[Evaluation], needles: list[NeedleResult], text: str, settings: EvalSettings) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    from mansard.bench.terminal import open_console
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, label in enumerate(("model", "KV", "activations", "PPL", "vs. reference", "KL (nats)", "top-1", "weights")):
@@ -106,7 +107,7 @@ def _show(rows: list[Evaluation], needles: list[NeedleResult], text: str, settin
             f"{row.kv_bytes_per_token / 2**10:,.2f} KiB",
             *(f"{row.tokens_per_s[size]:,.1f}" for size in settings.speeds),
         )
-    console = Console()
+    console = open_console()
     console.print(table)
     low, high = rows[0].perplexity.interval
     console.print(
