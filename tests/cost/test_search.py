@@ -270,3 +270,9 @@ def test_a_tight_limit_may_take_another_token_budget() -> None:
     assert free.chosen is not None and slo.is_met(free.chosen.ttft_s, free.chosen.tpot_s)
     if fixed.chosen is not None:
         assert free.chosen.output_tokens_per_s >= fixed.chosen.output_tokens_per_s * 0.999
+
+
+def test_a_cache_format_that_a_head_cannot_take_is_a_limit() -> None:
+    plan = answer(ask("opt-2.7b", "h100", kv=("Q8_0",), workload=Workload.from_lengths(500, 100)))
+    assert plan.closest is not None and "80 values cannot be stored as Q8_0" in plan.closest.limit
+    assert answer(ask("opt-2.7b", "h100", kv=("Q8_0", "bf16"), workload=Workload.from_lengths(500, 100))).fits

@@ -27,7 +27,7 @@ from mansard.cost.memory import Ledger, safe_fraction
 from mansard.cost.parallelism import layout_problems
 from mansard.cost.question import Question
 from mansard.specs.number_formats import support
-from mansard.specs.precision import number_format
+from mansard.specs.precision import kv_cache_format, number_format
 from mansard.specs.slo import Slo
 
 
@@ -97,9 +97,23 @@ def static_limit(question: Question, deployment: Deployment) -> str | None:
     for what, name in (("weights", deployment.weights), ("a KV cache", deployment.kv)):
         if support(hardware, name) == "none":
             return f"{hardware.name} cannot use {what} in {name}"
+    problem = _cache_problem(question, deployment.kv)
+    if problem is not None:
+        return problem
     group = number_format(deployment.weights).block_size if deployment.weights.startswith("int4") else None
     problems = layout_problems(question.spec, deployment.layout, group)
     return problems[0] if problems else None
+
+
+def _cache_problem(question: Question, kv: str) -> str | None:
+    """Return why a head cannot be cached in this format, or None."""
+    mla = question.spec.mla
+    width = mla.kv_lora_rank + mla.qk_rope_head_dim if mla is not None else question.spec.head_dim
+    try:
+        kv_cache_format(kv, width)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def slo_limit(slo: Slo, ttft_s: float, tpot_s: float, load: str = "1 request at a time") -> str | None:

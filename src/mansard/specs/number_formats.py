@@ -61,6 +61,8 @@ def format_kind(name: str) -> str:
         return "fp8"
     if text.startswith(("q2_", "q3_", "q4_", "q5_", "q6_", "q8_", "iq", "tq")):
         return "gguf"
+    if text.startswith("nf4"):
+        return "int4"  # bitsandbytes: 4-bit codes, converted to 16 bits like any weight-only format
     for kind in ("int8", "int4", "nvfp4", "mxfp4", "fp6", "fp4"):
         if text.startswith(kind):
             return kind
