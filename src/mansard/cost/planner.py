@@ -71,9 +71,26 @@ class Plan:
         return self.chosen is not None
 
     @property
+    def alternatives(self) -> tuple[Pick, ...]:
+        """Return the other options, best first, each split and format once."""
+        seen = {_kind(self.chosen.deployment)} if self.chosen else set()
+        found = []
+        for option in self.ranked:
+            kind = _kind(option.deployment)
+            if kind not in seen:
+                seen.add(kind)
+                found.append(option)
+        return tuple(found)
+
+    @property
     def deployment(self) -> Deployment | None:
         """Return the chosen deployment."""
         return None if self.chosen is None else self.chosen.deployment
+
+
+def _kind(d: Deployment) -> tuple[object, ...]:
+    """Return what tells one option from another in a list: not its token budget or memory fraction."""
+    return d.hardware.name, d.layout, d.weights, d.kv, d.engine
 
 
 def answer(question: Question, detail: bool = False) -> Plan:

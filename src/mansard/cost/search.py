@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mansard.cost.candidates import deployments
-from mansard.cost.deployment import Option, Pricer
+from mansard.cost.deployment import Deployment, Option, Pricer
 from mansard.cost.options import evaluate_all
 from mansard.cost.pick import Pick, exact, pick
 from mansard.cost.question import Question
 from mansard.cost.serving import ServingEstimate
 
-BUDGETS = (512, 1024, 2048, 4096, 8192, 16_384)  # tokens of a step
+BUDGETS = (512, 2048, 8192, 16_384)  # tokens of a step
+FOLLOWERS = 5  # options that a budget found for the best is tried on
 NOTABLE = 1.01
 UNPRICED = float("inf")
 
@@ -52,20 +53,31 @@ def search(question: Question, pricer: Pricer | None = None) -> Found:
 
 
 def _with_budgets(question: Question, pricer: Pricer, found: Found) -> Found:
-    """Return the outcome with other token budgets of the best option, where a service level makes them matter.
+    """Return the outcome with other token budgets, where a service level makes them matter.
 
-    A smaller budget interrupts decodes for less long, a larger one finishes prompts sooner. The default stays unless
-    another is better by a percent.
+    A smaller budget interrupts decodes for less long, a larger one finishes prompts sooner. The best option is
+    tried with each; what suits it is then tried on those that follow. The default stays unless another is better by
+    a percent.
     """
     if question.slo is None or question.num_batched_tokens is not None or not found.ranked:
         return found
     best = found.ranked[0]
     base = best.option.deployment
     others = [replace(base, num_batched_tokens=n) for n in BUDGETS if n != base.num_batched_tokens]
-    options = evaluate_all(question, pricer, others)
-    picks = [p for o in options if (p := pick(question, o)) is not None and p.limit is None and _is_better(p, best)]
-    ranked = sorted((*picks, *found.ranked), key=ORDER[question.objective])
-    return Found((*found.options, *(p.option for p in picks)), tuple(ranked), found.rejected)
+    better = _better(question, pricer, [(d, best) for d in others])
+    if better:
+        budget = min(better, key=ORDER[question.objective]).deployment.num_batched_tokens
+        next_ones = [(replace(p.option.deployment, num_batched_tokens=budget), p) for p in found.ranked[1:FOLLOWERS]]
+        better += _better(question, pricer, next_ones)
+    ranked = sorted((*better, *found.ranked), key=ORDER[question.objective])
+    return Found((*found.options, *(p.option for p in better)), tuple(ranked), found.rejected)
+
+
+def _better(question: Question, pricer: Pricer, tried: list[tuple[Deployment, Pick]]) -> list[Pick]:
+    """Return the picks of the deployments tried that are better than the pick each is to replace."""
+    options = evaluate_all(question, pricer, (deployment for deployment, _ in tried))
+    picks = [(pick(question, option), old) for option, (_, old) in zip(options, tried, strict=True)]
+    return [new for new, old in picks if new is not None and new.limit is None and _is_better(new, old)]
 
 
 def _is_better(other: Pick, best: Pick) -> bool:

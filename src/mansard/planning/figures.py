@@ -58,7 +58,7 @@ def _roof(axes: Axes, hardware: HardwareSpec, peak: float, ridge: float, rate: s
     low, high, floor = axes.x.low, axes.x.high, axes.y.low
     start = max(low, floor / hardware.memory_bytes_per_s)
     roof = [(start, start * hardware.memory_bytes_per_s), (ridge, peak), (high, peak)]
-    middle = (start * ridge) ** 0.5
+    middle = start**0.7 * ridge**0.3
     slope = scaled(hardware.memory_bytes_per_s, "B/s")
     return (
         axes.line(roof, "roof")

@@ -157,7 +157,7 @@ def _levers(plan: Plan) -> str:
 
 
 def _options(plan: Plan) -> str:
-    others = [p for p in plan.ranked if plan.chosen and p.option is not plan.chosen.option][:SHOWN]
+    others = plan.alternatives[:SHOWN]
     if not others:
         return ""
 
@@ -170,7 +170,7 @@ def _options(plan: Plan) -> str:
 
     head = ("devices", "split", "weights / KV", "at once", "TPOT", "tok/s", "$/Mtok", "$/h")
     table = _table(head, [row(p) for p in others], 2)
-    return f"<details><summary>Other options ({len(plan.ranked) - 1})</summary>{table}</details>"
+    return f"<details><summary>Other options ({len(plan.alternatives)})</summary>{table}</details>"
 
 
 def _rejected(rejected: Sequence[Rejected]) -> str:

@@ -216,9 +216,7 @@ def lever_table(levers: Iterable[Lever]) -> Table:
 
 
 def _other_options(plan: Plan) -> Table | None:
-    chosen = plan.chosen
-    assert chosen is not None
-    shown = [p for p in plan.ranked if p.option is not chosen.option][:MAX_OPTIONS]
+    shown = plan.alternatives[:MAX_OPTIONS]
     if not shown:
         return None
     table = plain_table("devices", "split", "weights/KV", "at once", "TPOT", "tok/s", "$/Mtok", left=3)
