@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from mansard.core.types import Request, SamplingParams, ScheduledSequence, StepPlan
 from mansard.runtime.loader import load_model
 from mansard.runtime.model import EngineOptions
-from mansard.runtime.roof import host_name
+from mansard.bench.machine_roof import host_name
 
 CONTEXT = 64
 MAX_BATCH = 32

@@ -22,7 +22,7 @@ def roof(
 ) -> None:
     """Measure this machine's read bandwidth and arithmetic, and what matrix products reach of them."""
     from mansard.cost.calibrate import save_calibration
-    from mansard.runtime.roof import measure_roof
+    from mansard.bench.machine_roof import measure_roof
 
     found = measure_roof(threads, isa, lambda what: typer.echo(f"measuring: {what} …", err=True))
     where = save_calibration(found) if save else None

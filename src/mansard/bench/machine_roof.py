@@ -68,7 +68,7 @@ def measure_roof(num_threads: int | None = None, isa: str = "", progress: Progre
         paths={"fp32": f"{isa} fma", "int8": f"{isa} dot"},
         cache_bytes=caches,
         efficiency={
-            "gemm_memory": min(1.0, decode.weight_bytes / decode.seconds / reads[threads]),
+            "gemm_memory": min(1.0, decode.weight_bytes / decode.seconds / max(reads.values())),
             "gemm_compute": min(1.0, prefill.operations / prefill.seconds / flops["int8"]),
         },
         op_floor_s=op,
