@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,8 @@ from mansard.runtime.structured_output import StructuredOutput
 from mansard.specs.gguf_config import ROPE_FACTOR_TENSORS, from_gguf
 from mansard.specs.hf_config import from_hf, supported_by_engine
 from mansard.specs.model import ModelSpec
+
+_log = logging.getLogger(__name__)
 
 
 def load_model(model: str, options: EngineOptions) -> LoadedModel:
@@ -125,6 +128,8 @@ def kv_sizing(program: Program, spec: ModelSpec, options: EngineOptions) -> KvSi
     if options.kv_dtype not in KV_DTYPES:
         raise ValueError(f"unknown KV-cache format {options.kv_dtype!r}; choose one of {', '.join(KV_DTYPES)}")
     kv_dtype = KV_DTYPES[options.kv_dtype]
+    if kv_dtype == "int4":
+        _log.warning("an int4 KV cache costs small models much quality; measure it with `mansard eval --kv f16,int4`")
     return KvSizing.choose(
         bytes_per_block=block_bytes(program, kv_dtype),
         block_size=options.block_size,
