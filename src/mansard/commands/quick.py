@@ -7,6 +7,7 @@ A test holds that this table and the command's signature agree.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -51,9 +52,13 @@ def planner(arguments: Sequence[str]) -> Callable[[], bool] | None:
     )  # no linear algebra here; threads take longer to start than to plan
 
     def run() -> bool:
-        from mansard.planning.run import run_plan
+        gc.disable()  # too little garbage is made to be worth collecting
+        try:
+            from mansard.planning.run import run_plan
 
-        return run_plan(**values)
+            return run_plan(**values)
+        finally:
+            gc.enable()
 
     return run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mansard.cost.candidates import deployments
+from mansard.cost.candidates import NODE, deployments
 from mansard.cost.deployment import Deployment, Option, Pricer
 from mansard.cost.options import evaluate_all
 from mansard.cost.pick import Pick, exact, pick
@@ -38,6 +38,14 @@ class Found:
 def search(question: Question, pricer: Pricer | None = None) -> Found:
     """Return every candidate of `question`, ranked or rejected."""
     pricer = pricer or Pricer(question)
+    if question.spec.moe is None and question.objective != "fastest" and question.max_devices > NODE:
+        small = _ranked(replace(question, max_devices=NODE), pricer)
+        if small.ranked:  # a dense model that one host holds gains nothing from a second host but speed
+            return _with_budgets(question, pricer, small)
+    return _with_budgets(question, pricer, _ranked(question, pricer))
+
+
+def _ranked(question: Question, pricer: Pricer) -> Found:
     options = evaluate_all(question, pricer, deployments(question))
     ranked: list[Pick] = []
     rejected: list[Rejected] = []
@@ -49,7 +57,7 @@ def search(question: Question, pricer: Pricer | None = None) -> Found:
             limit = option.limit or (picked.limit if picked else None) or "not priced"
             rejected.append(Rejected(option, limit))
     ranked.sort(key=ORDER[question.objective])
-    return _with_budgets(question, pricer, Found(options, tuple(ranked), tuple(rejected)))
+    return Found(options, tuple(ranked), tuple(rejected))
 
 
 def _with_budgets(question: Question, pricer: Pricer, found: Found) -> Found:
