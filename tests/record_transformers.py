@@ -102,8 +102,10 @@ def main(name: str, target: str) -> None:
     entries = []
     for text in prompts:
         ids = list(tokenizer.encode_prompt(text))
-        entries.append({"prompt": text, "prompt_token_ids": ids, **continuation(model, ids, num_tokens)})
-        print(f"{len(ids)} tokens: {tokenizer.decode(entries[-1]['output_token_ids'])!r}", flush=True)
+        found = continuation(model, ids, num_tokens)
+        output = tokenizer.decode(found["output_token_ids"], skip_special_tokens=False)
+        entries.append({"prompt": text, "output": output, "prompt_token_ids": ids, **found})
+        print(f"{len(ids)} tokens: {output!r}", flush=True)
     record = {
         "command": f"python tests/record_transformers.py {name} {target}",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
