@@ -1,11 +1,13 @@
-"""TTFT and TPOT of measured closed-loop runs, simulated: users all begin at once, each sends the next on an answer.
+"""TTFT and TPOT of measured closed-loop runs, simulated user by user.
 
-    python benchmarks/simulator_accuracy.py [--sample 150] [--half unseen] [--rounds 10]
+    python benchmarks/simulator_accuracy.py [--sample 150]           judge on the half that nothing was fitted to
+    python benchmarks/simulator_accuracy.py --half fitted --write    fit first_token.toml to the other half
 
-The rows, their split into halves and the constants are those of benchmarks/accuracy.py, whose closed form is judged on
-the same rows beside it. `--sample 0` takes every row (an hour); a sample takes every k-th row of the sorted list, which
-no seed can favour. Lengths are drawn as the source's client draws them; data-parallel ranks are one simulated lane with
-its share of the users.
+Rows, their split into halves and the constants are those of benchmarks/accuracy.py, whose closed form is judged on the
+same rows beside it. A sample takes every k-th row of the sorted list, so no seed can favour it; `--sample 0` takes all.
+Lengths are drawn as the source's client draws them. Two things about the clients are not published; they were chosen on
+the fitted half: how many requests a user sends (ROUNDS), and over what share of a request's life users with equal
+lengths begin (RAMP; all at once in the source with varied lengths). Data-parallel ranks are one simulated lane.
 """
 
 from __future__ import annotations
@@ -15,22 +17,44 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from accuracy_data import MEAN_LENGTH, Row, silicon_rows
 from accuracy_model import CLIENTS, Group, build_groups, model_class, model_spec, predict
 from numpy.typing import NDArray
 
+import mansard.sim as sim
 from mansard.sim.deployment import Deployment
 from mansard.sim.planned import PlannedRequest, TokenIds
 from mansard.sim.simulation import simulate
 from mansard.sim.traffic import ClosedLoop
-from mansard.specs.model import ModelSpec
 
 BAR = 0.20
 LEAST_LENGTH = 0.8  # of the nominal, in the source whose lengths vary
-MAX_REQUESTS = 4000
+ROUNDS = 6
+RAMP = 0.4
+CONSTANTS = Path(sim.__file__).parent / "first_token.toml"
+ENGINES = ("vllm", "sglang", "trtllm")
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One row with what was simulated and what the closed form says. Units: seconds."""
+
+    row: Row
+    ttft_s: float
+    tpot_s: float
+    closed_ttft_s: float
+    closed_tpot_s: float
+
+    @property
+    def ttft_error(self) -> float:
+        """Return simulated ÷ measured − 1."""
+        return self.ttft_s / self.row.ttft_s - 1.0
 
 
 def planned(row: Row, count: int, seed: int) -> Iterator[PlannedRequest]:
@@ -42,16 +66,16 @@ def planned(row: Row, count: int, seed: int) -> Iterator[PlannedRequest]:
         yield PlannedRequest(str(i), 0.0, ((ids.fresh(), prompt),), output, ids.fresh())
 
 
-def simulated(group: Group, row: Row, rounds: int, seed: int = 0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return TTFT and TPOT of each request."""
+def simulated(group: Group, row: Row, lifetime_s: float, rounds: int = ROUNDS, seed: int = 0) -> tuple[Floats, Floats]:
+    """Return TTFT and TPOT of each request; `lifetime_s` is about how long one takes."""
     priced = group.priced
     users = max(1, round(row.concurrency / row.layout.data_parallel))
-    count = max(users, min(rounds * users, MAX_REQUESTS))
     deployment = Deployment(
-        spec=_spec(row), hardware=priced.hardware, layout=row.layout, precision=priced.precision, engine=row.engine,
-        num_kv_blocks=max(1, int(group.capacity) // 16), profile=priced.profile, sampled_lanes=1,
+        spec=model_spec(row.model), hardware=priced.hardware, layout=row.layout, precision=priced.precision,
+        engine=row.engine, num_kv_blocks=max(1, int(group.capacity) // 16), profile=priced.profile, sampled_lanes=1,
     )  # fmt: skip
-    traffic = ClosedLoop(planned(row, count, seed), users)
+    ramp = RAMP * lifetime_s if row.equal_lengths else 0.0
+    traffic = ClosedLoop(planned(row, rounds * users, seed), users, ramp_s=ramp)
     config = deployment.scheduler_config(traffic.longest() + 1, enable_prefix_caching=False)
     served = simulate(traffic, deployment, config).served
     client = CLIENTS.get(row.engine, 0.0) if row.equal_lengths else 0.0
@@ -59,58 +83,91 @@ def simulated(group: Group, row: Row, rounds: int, seed: int = 0) -> tuple[NDArr
     return ttft, np.array([r.tpot_s for r in served if r.tpot_s is not None])
 
 
-def _spec(row: Row) -> ModelSpec:
+def rank(row: Row) -> tuple[str, str, str, float, str]:
+    return row.model, row.gpu, row.engine, row.concurrency, row.source
 
-    return model_spec(row.model)
+
+def run(half: str, sample: int) -> list[Found]:
+    rows = [r for r in silicon_rows(Counter()) if r.ttft_s and r.tpot_s]
+    groups = build_groups([r for r in rows if r.in_training_half == (half == "fitted")])
+    closed = predict(groups)
+    pairs = [(g, r) for g in groups for r in g.rows]
+    order = sorted(range(len(pairs)), key=lambda i: rank(pairs[i][1]))
+    found: list[Found] = []
+    for i in order[:: max(1, len(order) // sample) if sample else 1]:
+        group, row = pairs[i]
+        ttft, tpot = simulated(group, row, row.output_tokens * float(closed["tpot"][i]))
+        found.append(Found(row, float(ttft.mean()), float(tpot.mean()), float(closed["ttft"][i]),
+                           float(closed["tpot"][i])))  # fmt: skip
+        if sys.stderr.isatty():
+            print(f"\r{len(found)}", end="", file=sys.stderr)
+    return found
 
 
-def report(name: str, errors: NDArray[np.float64]) -> None:
+def report(name: str, errors: Floats) -> None:
     size = np.abs(errors)
     print(f"{name:<34} n {len(size):>5}  median {np.median(size):6.1%}  p90 {np.percentile(size, 90):6.1%}  "
           f"bias {np.median(errors):+6.1%}")  # fmt: skip
 
 
+def show(found: list[Found]) -> float:
+    """Print all tables; returns the median error of TTFT."""
+    errors = np.array([f.ttft_error for f in found])
+    report("TTFT simulated", errors)
+    report("TTFT closed form", np.array([f.closed_ttft_s / f.row.ttft_s - 1.0 for f in found]))
+    report("TPOT simulated", np.array([f.tpot_s / f.row.tpot_s - 1.0 for f in found]))
+    report("TPOT closed form", np.array([f.closed_tpot_s / f.row.tpot_s - 1.0 for f in found]))
+    keys: list[tuple[str, Callable[[Row], str]]] = [
+        ("class", lambda r: model_class(r.model)),
+        ("engine", lambda r: r.engine),
+        ("lengths", lambda r: "equal" if r.equal_lengths else "varied"),
+        ("model", lambda r: r.model),
+        ("concurrency", lambda r: f"{2 ** int(np.log2(r.concurrency)):>5}+"),
+        ("prompt", lambda r: f"{r.input_tokens:>8.0f}"),
+    ]
+    for title, key in keys:
+        names = np.array([key(f.row) for f in found])
+        for name in sorted(set(names)):
+            report(f"  TTFT, {title} {name}", errors[names == name])
+    return float(np.median(np.abs(errors)))
+
+
+def fitted_constants(found: list[Found], old: dict[str, float]) -> dict[str, float]:
+    """Return, by engine, the seconds before the first token that make the median error least (varied lengths)."""
+    result = {}
+    for engine in ENGINES:
+        rows = [f for f in found if f.row.engine == engine and not f.row.equal_lengths]
+        grid = np.arange(-0.1, 0.4, 0.005)
+        errors = [np.median([abs((f.ttft_s + c) / f.row.ttft_s - 1.0) for f in rows]) for c in grid]
+        result[engine] = round(old[engine] + float(grid[int(np.argmin(errors))]), 4) if rows else old[engine]
+    return result
+
+
 def main() -> int:
+    import tomllib
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=150)
     parser.add_argument("--half", choices=("unseen", "fitted"), default="unseen")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--offset", type=int, default=0, help="begin the sample so many rows later")
+    parser.add_argument("--write", action="store_true", help="fit first_token.toml (with --half fitted)")
     args = parser.parse_args()
-    rows = [r for r in silicon_rows(Counter()) if r.ttft_s and r.tpot_s]
-    groups = build_groups([r for r in rows if r.in_training_half == (args.half == "fitted")])
-    closed = predict(groups)
-    pairs = [(g, r) for g in groups for r in g.rows]
-    order = sorted(range(len(pairs)), key=lambda i: (pairs[i][1].model, pairs[i][1].gpu, pairs[i][1].concurrency,
-                                                     pairs[i][1].source))  # fmt: skip
-    step = max(1, len(order) // args.sample) if args.sample else 1
-    chosen, begin = order[args.offset % step :: step], time.perf_counter()
-    found = []
-    for number, i in enumerate(chosen):
-        group, row = pairs[i]
-        ttft, tpot = simulated(group, row, args.rounds)
-        found.append((ttft.mean(), np.median(ttft), tpot.mean()))
-        if sys.stderr.isatty():
-            print(f"\r{number + 1}/{len(chosen)}", end="", file=sys.stderr)
-    kept = [pairs[i][1] for i in chosen]
-    values, measured = np.array(found), np.array([r.ttft_s for r in kept])
-    print(f"{len(kept)} of {len(pairs)} rows of the {args.half} half, {args.rounds} requests a user, "
-          f"{time.perf_counter() - begin:.0f} s")  # fmt: skip
-    mean, median = values[:, 0] / measured - 1.0, values[:, 1] / measured - 1.0
-    report("TTFT simulated (mean)", mean)
-    report("TTFT simulated (median)", median)
-    report("TTFT closed form", closed["ttft"][chosen] / measured - 1.0)
-    report("TPOT simulated", values[:, 2] / np.array([r.tpot_s for r in kept]) - 1.0)
-    report("TPOT closed form", closed["tpot"][chosen] / np.array([r.tpot_s for r in kept]) - 1.0)
-    for title, key in (("class", lambda r: model_class(r.model)), ("engine", lambda r: r.engine),
-                       ("lengths", lambda r: "equal" if r.equal_lengths else "varied"), ("model", lambda r: r.model),
-                       ("concurrency", lambda r: f"{2 ** int(np.log2(r.concurrency)):>5}+"),
-                       ("prompt", lambda r: f"{r.input_tokens:>8.0f}")):  # fmt: skip
-        names = np.array([key(r) for r in kept])
-        for name in sorted(set(names)):
-            report(f"  TTFT, {title} {name}", mean[names == name])
-    print(json.dumps({"ttft_median_error": float(np.median(np.abs(mean))), "bar": BAR, "rows": len(kept)}))
-    return 0 if np.median(np.abs(mean)) <= BAR else 1
+    if args.write and args.half != "fitted":
+        parser.error("constants are fitted to the fitted half alone (--half fitted)")
+    begin = time.perf_counter()
+    found = run(args.half, args.sample)
+    print(f"{len(found)} rows of the {args.half} half, {time.perf_counter() - begin:.0f} s")
+    error = show(found)
+    if args.half == "fitted":
+        text = CONSTANTS.read_text(encoding="utf-8")
+        old = {engine: entry["seconds"] for engine, entry in tomllib.loads(text).items()}
+        new = fitted_constants(found, old)
+        print("first token:", new)
+        if args.write:
+            head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+            body = "".join(f"\n[{engine}]\nseconds = {value}" for engine, value in new.items())
+            CONSTANTS.write_text(f"{head}{body}\n", encoding="utf-8")
+    print(json.dumps({"half": args.half, "rows": len(found), "ttft_median_error": error, "bar": BAR}))
+    return 0 if error <= BAR else 1
 
 
 if __name__ == "__main__":

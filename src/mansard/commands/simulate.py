@@ -85,6 +85,7 @@ def simulate(
     seed: Annotated[int, _option(WHAT, "Of everything random.")] = 0,
     policy: Annotated[str, _option(HOW, "continuous, dynamic, static; several with commas.")] = "continuous",
     kv: Annotated[str, _option(HOW, "paged, contiguous; several with commas.")] = "paged",
+    block_size: Annotated[int, _option(HOW, "Tokens of a KV block.")] = 16,
     max_num_batched_tokens: Annotated[int | None, _option(HOW, "Token budget of a step.")] = None,
     max_num_seqs: Annotated[int | None, _option(HOW, "Most sequences of a step.")] = None,
     max_model_len: Annotated[int | None, _option(HOW, "Longest request.", show_default="what comes needs")] = None,
@@ -133,11 +134,12 @@ def simulate(
         found = _deployment(
             spec, text, (tp, pp, dp, ep), replicas, precision, engine, memory_fraction, disaggregate, link_gb_s
         )
+        found = replace(found, block_size=block_size)
         return found if profile is None else calibrated(found, profile)
 
     experiments = _experiments(choices, deployment, plan, settings, batch_window, router, limits)
     if find_rate:
-        _find_rate(console, experiments, limits, as_json)
+        _find_rate(console, experiments, as_json)
     elif len(experiments) > 1:
         _sweep(console, experiments, workers, ray, as_json)
     else:
@@ -193,14 +195,12 @@ def _sweep(console: Console, experiments: list[Experiment], workers: int, ray: s
     console.print(comparison_table(rows))
 
 
-def _find_rate(console: Console, experiments: list[Experiment], limits: Slo | None, as_json: bool) -> None:
+def _find_rate(console: Console, experiments: list[Experiment], as_json: bool) -> None:
     """Print the highest rate of each experiment."""
-    if limits is None:
-        raise ValueError("--find-rate needs --slo, for example --slo ttft=450ms,tpot=40ms,p99")
     rows: list[tuple[str, Summary]] = []
     rates: list[dict[str, Any]] = []
     for experiment in experiments:
-        found = highest_rate(experiment, limits)
+        found = highest_rate(experiment)
         rates.append({"label": experiment.label, "rate_req_s": None if found is None else found[0]})
         if found is not None:
             rows.append((f"{experiment.label} at {found[0]:.3g}/s", found[1]))

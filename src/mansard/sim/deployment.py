@@ -7,14 +7,18 @@ others to be as busy as itself.
 
 from __future__ import annotations
 
+import functools
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any
 
 from mansard.core.config import SchedulerConfig
 from mansard.cost.formats import PrecisionPlan
 from mansard.cost.memory import Ledger, Serving, ledger
 from mansard.cost.op_cost import Layout, kv_bytes_per_token
-from mansard.cost.profiles import Profile, profile_for
+from mansard.cost.profiles import ENGINE_ALIASES, Profile, profile_for
 from mansard.cost.roofline import PricedProgram
 from mansard.program.decoder import decoder
 from mansard.specs.hardware import GIB, HardwareSpec
@@ -99,7 +103,8 @@ class Deployment:
     @property
     def admission_delay_s(self) -> float:
         """Return a request's fixed time outside the steps: tokenize, admit, stream its first token."""
-        return self.priced.profile.engine.first_token_s
+        fitted = _first_token_table().get(ENGINE_ALIASES.get(self.engine, self.engine), {})
+        return max(0.0, self.priced.profile.engine.first_token_s + float(fitted.get("seconds", 0.0)))
 
     def scheduler_config(self, max_model_len: int, **changes: Any) -> SchedulerConfig:
         """Return the engine's defaults with `changes`.
@@ -166,3 +171,9 @@ class Deployment:
 
     def _inter_node_bytes_per_s(self) -> float:
         return self.hardware.inter_node_link.bytes_per_s
+
+
+@functools.cache
+def _first_token_table() -> Mapping[str, Any]:
+    file = resources.files("mansard.sim") / "first_token.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 """simulate: traffic against a deployment, on virtual time.
 
-One loop of events: a request arrives, or a replica takes its next step or stretch. Time never runs backwards for
-anybody: a replica is only advanced to where no other event can reach it from the past, so the order in which replicas
-are computed changes nothing.
+One loop of events: a request arrives or ends, or a replica takes its next step or stretch. Time never runs backwards:
+a replica is only advanced to where no other event can reach it from the past, and ends are told in the order of their
+times, so the order in which replicas are computed changes nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from mansard.sim.pricing import StepPricer
 from mansard.sim.replica import Ended, Replica
 from mansard.sim.router import Router, make_router
 from mansard.sim.traffic import Traffic
+
+_END, _ARRIVAL = 0, 1  # what happens first at the same moment
+_Event = tuple[float, int, int, int, PlannedRequest | Ended]  # (time, kind, lane or order, index or pool, what)
 
 Progress = Callable[[int, float], None]  # (requests ended, virtual time)
 
@@ -68,16 +71,16 @@ class _Simulation:
         self.outcomes: list[RequestOutcome] = []
         self.prefilled: dict[str, RequestOutcome] = {}  # requests between a prefill and a decode replica
         self.originals: dict[str, PlannedRequest] = {}
-        self.arrivals: list[tuple[float, int, int, PlannedRequest]] = []  # (time, order, pool, request)
+        self.events: list[_Event] = []  # a heap
         self.num_arrivals = 0
         self.reacts = traffic.reacts or len(self.pools) > 1
 
     def run(self) -> SimulationResult:
         """Run until nothing is left to do."""
         first = self.traffic.first()
-        self.arrivals = [(p.arrival_s + self.delay_s, i, 0, p) for i, p in enumerate(first)]
+        self.events = [(p.arrival_s + self.delay_s, _ARRIVAL, i, 0, p) for i, p in enumerate(first)]
         self.num_arrivals = len(first)
-        heapify(self.arrivals)
+        heapify(self.events)
         while self._next():
             pass
         assert not any(lane.num_unfinished for lane in self.lanes)
@@ -87,34 +90,38 @@ class _Simulation:
 
     def _next(self) -> bool:
         """Let the next thing happen; returns whether there was one."""
-        arrival_s = self.arrivals[0][0] if self.arrivals else inf
-        lane, event_s, limit_s = self._next_lane(arrival_s)
-        if lane is not None and event_s < arrival_s:
-            for ended in lane.advance(limit_s):
-                self._end(lane, ended)
+        next_s = self.events[0][0] if self.events else inf
+        lane, step_s, limit_s = self._next_lane(next_s)
+        if step_s < next_s:
+            number = self.number[id(lane)]
+            for index, ended in enumerate(lane.advance(limit_s)):
+                heappush(self.events, (ended.end_s, _END, number, index, ended))
             return True
-        if not self.arrivals:
+        if not self.events:
             return False
-        _, _, pool, planned = heappop(self.arrivals)
-        self._arrive(self.pools[pool], planned, arrival_s)
+        _, _, number, pool, what = heappop(self.events)
+        if isinstance(what, Ended):
+            self._end(number, what)
+        else:
+            self._arrive(self.pools[pool], what, next_s)
         return True
 
-    def _next_lane(self, arrival_s: float) -> tuple[Replica | None, float, float]:
+    def _next_lane(self, next_s: float) -> tuple[Replica, float, float]:
         """Return the lane that is furthest behind, its next step, and how far it may go.
 
         Where requests follow upon ends, it may not pass the first time at which another lane could end one.
         """
         if len(self.lanes) == 1:
-            return self.lanes[0], self.lanes[0].next_event_s(), arrival_s
+            return self.lanes[0], self.lanes[0].next_event_s(), next_s
         times = [lane.next_event_s() for lane in self.lanes]
-        event_s = min(times)
-        index = times.index(event_s)
-        limit_s = arrival_s
-        if self.reacts and event_s < arrival_s:
+        step_s = min(times)
+        index = times.index(step_s)
+        limit_s = next_s
+        if self.reacts and step_s < next_s:
             others = [lane.earliest_end_s() for i, lane in enumerate(self.lanes) if i != index and times[i] < limit_s]
             # A lane level with this one must not keep it from its own next step.
-            limit_s = max(min([limit_s, *others]), _just_after(event_s))
-        return self.lanes[index], event_s, limit_s
+            limit_s = max(min([limit_s, *others]), _just_after(step_s))
+        return self.lanes[index], step_s, limit_s
 
     def _arrive(self, pool: _Pool, planned: PlannedRequest, now: float) -> None:
         lane = pool.route(planned)
@@ -134,8 +141,8 @@ class _Simulation:
             planned.priority, planned.session, error,
         ))  # fmt: skip
 
-    def _end(self, lane: Replica, ended: Ended) -> None:
-        outcome = _outcome(ended, self.number[id(lane)])
+    def _end(self, lane: int, ended: Ended) -> None:
+        outcome = _outcome(ended, lane)
         planned = ended.planned
         if len(self.pools) > 1:
             before = self.prefilled.pop(planned.id, None)
@@ -164,7 +171,7 @@ class _Simulation:
             self._push(following.arrival_s + self.delay_s, 0, following)
 
     def _push(self, at: float, pool: int, planned: PlannedRequest) -> None:
-        heappush(self.arrivals, (at, self.num_arrivals, pool, planned))
+        heappush(self.events, (at, _ARRIVAL, self.num_arrivals, pool, planned))
         self.num_arrivals += 1
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from mansard.sim.experiment import Experiment
 from mansard.sim.summary import Summary
-from mansard.specs.slo import Slo
 
 MAX_DOUBLINGS = 20
 
@@ -37,16 +36,19 @@ def run_all(
 
 
 def highest_rate(
-    experiment: Experiment, slo: Slo, low: float = 0.05, tolerance: float = 0.02,
+    experiment: Experiment, low: float = 0.05, tolerance: float = 0.02,
     on_probe: Callable[[float, Summary], None] | None = None,
 ) -> tuple[float, Summary] | None:
-    """Return the highest rate, to `tolerance`, at which the experiment meets `slo`, with its summary there.
+    """Return the highest rate, to `tolerance`, at which the experiment meets its SLO, with its summary there.
 
     Doubles from `low` until the SLO is missed, then halves the interval in the logarithm. None when even `low` misses
     it. It takes the SLO to be missed at all higher rates once it is missed.
 
-    Units: requests per second.
+    Units: requests per second. Raises: ValueError when the experiment has no SLO.
     """
+    slo = experiment.slo
+    if slo is None:
+        raise ValueError("the search for a rate needs a service level, for example ttft=450ms,tpot=40ms,p99")
 
     def probe(rate: float) -> Summary:
         summary = experiment.at_rate(rate).summary()
