@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mansard.commands import options
 from mansard.runtime.model import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from mansard.runtime.text_engine import Wrap
 
 SERVER, LIMITS = "Server", "Limits"
 API_KEY_VARIABLE = "MANSARD_API_KEY"
@@ -127,7 +132,8 @@ def serve(
     log_to_stderr(log_level)
     listener = bind(host, port)
     loaded = load(model, chosen)
-    app = create_app(loaded, chosen, allowed)
+    recording = contextlib.ExitStack()
+    app = create_app(loaded, chosen, allowed, _recorder(record, loaded.name, kv_dtype, recording))
     num_tokens = loaded.num_blocks * loaded.block_size
 
     def announce() -> None:
@@ -140,5 +146,17 @@ def serve(
     def farewell() -> None:
         typer.echo("stopping: requests under way may end (again to stop at once)", err=True)
 
-    if not run(app, listener, tls, announce, farewell):
+    with recording:
+        gently = run(app, listener, tls, announce, farewell)
+    if not gently:
         raise typer.Exit(1)
+
+
+def _recorder(path: str | None, model: str, kv_dtype: str, closing: contextlib.ExitStack) -> Wrap | None:
+    """Return what writes every step to the file at `path`, which `closing` closes."""
+    if path is None:
+        return None
+    from mansard.sim.recording import RecordingEngine, RunLog
+
+    log = closing.enter_context(RunLog(Path(path)))
+    return lambda engine: RecordingEngine(engine, log, model=model, kv=kv_dtype)

@@ -120,6 +120,10 @@ class Engine:
         self._num_output_tokens += sum(len(output.token_ids) for output in outputs)
         return outputs
 
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix; running sequences keep their blocks."""
+        self.scheduler.blocks.reset_prefix_cache()
+
     def num_quiet_steps(self, outputs_are_new: bool = False, at_most: int | None = None) -> int:
         """Return how many next steps, `at_most` so many, decode one token of each running sequence and no more.
 

@@ -8,14 +8,15 @@ TextEngine in a loop and the server drives one in a thread, so that what a stop 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from mansard.core.block_manager import BlockManager
 from mansard.core.clock import WallClock
 from mansard.core.engine import Engine, EngineStats
 from mansard.core.scheduler import Scheduler
-from mansard.core.types import SequenceOutput
+from mansard.core.types import Clock, FinishReason, Request, SequenceOutput
 from mansard.runtime.model import EngineOptions, LoadedModel
 from mansard.runtime.outputs import SequenceDelta
 from mansard.runtime.prompts import PromptPreparer, Submission
@@ -31,10 +32,57 @@ class _UnderWay:
     texts: dict[int, SequenceText] = field(default_factory=dict)
 
 
-class TextEngine:
-    """Runs requests of one model to their end as text; everything but `prompts` belongs to one thread."""
+class StepEngine(Protocol):
+    """What is driven here: `Engine`, or something around it that watches what comes and goes."""
 
-    def __init__(self, model: LoadedModel, options: EngineOptions) -> None:
+    @property
+    def clock(self) -> Clock:
+        """Return the clock."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        ...
+
+    def abort(self, request_id: str) -> list[SequenceOutput]:
+        """End a request's sequences."""
+        ...
+
+    def finish(self, sequence_id: str, reason: FinishReason = ...) -> SequenceOutput | None:
+        """End one sequence."""
+        ...
+
+    def step(self) -> list[SequenceOutput]:
+        """Run one step."""
+        ...
+
+    def has_unfinished(self) -> bool:
+        """Say whether any sequence has not ended."""
+        ...
+
+    def next_wakeup(self) -> float | None:
+        """Return when `step` has work."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return gauges and counters."""
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix."""
+        ...
+
+
+Wrap = Callable[[Engine], StepEngine]
+
+
+class TextEngine:
+    """Runs requests of one model to their end as text; everything but `prompts` belongs to one thread.
+
+    wrap: puts something around the engine, such as a recorder.
+    """
+
+    def __init__(self, model: LoadedModel, options: EngineOptions, wrap: Wrap | None = None) -> None:
         config = options.scheduler_config(model.max_model_len)
         blocks = BlockManager(
             model.num_blocks,
@@ -46,13 +94,9 @@ class TextEngine:
         self.model = model
         self.options = options
         self.prompts = PromptPreparer(model, scheduler, options.seed)
-        self._engine = Engine(
-            model.executor,
-            scheduler,
-            WallClock(time.perf_counter),
-            model.eos_token_ids,
-            model.spec.vocab_size,
-        )
+        clock = WallClock(time.perf_counter)
+        engine = Engine(model.executor, scheduler, clock, model.eos_token_ids, model.spec.vocab_size)
+        self._engine: StepEngine = engine if wrap is None else wrap(engine)
         self._under_way: dict[str, _UnderWay] = {}
 
     def now(self) -> float:
@@ -91,7 +135,7 @@ class TextEngine:
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; running sequences keep their blocks."""
-        self._engine.scheduler.blocks.reset_prefix_cache()
+        self._engine.reset_prefix_cache()
 
     def _deltas(self, outputs: Sequence[SequenceOutput]) -> list[SequenceDelta]:
         now = self.now()

@@ -16,7 +16,7 @@ from starlette.types import Lifespan
 from mansard import __version__
 from mansard.runtime.async_engine import AsyncEngine
 from mansard.runtime.model import EngineOptions, LoadedModel
-from mansard.runtime.text_engine import TextEngine
+from mansard.runtime.text_engine import TextEngine, Wrap
 from mansard.server import chat, completions, embeddings, errors, openapi, operations, responses, tokenization
 from mansard.server.gate import Gate
 from mansard.server.metrics import Metrics
@@ -44,10 +44,12 @@ def bare_app(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     return app
 
 
-def create_app(model: LoadedModel, options: EngineOptions, server: ServerOptions | None = None) -> FastAPI:
-    """Return the application that serves `model`."""
+def create_app(
+    model: LoadedModel, options: EngineOptions, server: ServerOptions | None = None, wrap: Wrap | None = None
+) -> FastAPI:
+    """Return the application that serves `model`; `wrap`: see TextEngine."""
     allowed = server or ServerOptions()
-    engine = TextEngine(model, options)
+    engine = TextEngine(model, options, wrap)
     metrics = Metrics(model.name, engine.stats)
     service = Service(
         model=model,
