@@ -57,6 +57,13 @@ class Model:
 
     def copy_block(self, source: int, destination: int) -> None: ...
 
+    def profile(self, on: bool) -> None:
+        """Add up the seconds of each op from now on, or stop."""
+
+    @property
+    def op_seconds(self) -> list[float]:
+        """Seconds of each op in the program's order since profile(True)."""
+
     @property
     def weight_bytes(self) -> int: ...
 

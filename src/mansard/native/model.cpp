@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <new>
 
@@ -150,7 +151,17 @@ void Model::linear(const std::vector<int>& weights, const float* x, int x_stride
 void Model::step(const StepInput& in) {
   for (auto& op : ops_) op->prepare(*this, in);
   pool_.run([&](int thread) {
-    for (auto& op : ops_) op->run(*this, in, thread);
+    if (thread > 0 || op_seconds_.empty()) {
+      for (auto& op : ops_) op->run(*this, in, thread);
+      return;
+    }
+    auto last = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < ops_.size(); ++i) {
+      ops_[i]->run(*this, in, thread);
+      const auto now = std::chrono::steady_clock::now();
+      op_seconds_[i] += std::chrono::duration<double>(now - last).count();
+      last = now;
+    }
   });
 }
 

@@ -74,6 +74,9 @@ class Model {
   void add_op(std::unique_ptr<Op> op) { ops_.push_back(std::move(op)); }
 
   void step(const StepInput& in);
+  // From now on add up the seconds of each op, as thread 0 sees them from one op's end to the next; resets the sums.
+  void profile(bool on) { op_seconds_.assign(on ? ops_.size() : 0, 0.0); }
+  const std::vector<double>& op_seconds() const { return op_seconds_; }
   void copy_block(int source, int destination);
 
   // out[rows] (op)= x[rows] · Wᵀ for all threads together; quantizes x when the weight is grouped. Ends without a
@@ -117,6 +120,7 @@ class Model {
   std::vector<ActivationScratch> thread_activations_;
   std::vector<std::vector<float>> thread_floats_;
   int max_columns_ = 0;
+  std::vector<double> op_seconds_;  // empty: not profiling
 };
 
 }  // namespace mansard

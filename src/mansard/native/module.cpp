@@ -344,6 +344,8 @@ NB_MODULE(_native, m) {
       .def("step", &NativeModel::run_step, "tokens"_a, "positions"_a, "counts"_a, "table_ends"_a, "blocks"_a, "logit_rows"_a, "logits"_a)
       .def("hidden_states", &NativeModel::hidden_states, "first"_a, "out"_a)
       .def("copy_block", &NativeModel::copy_blocks, "source"_a, "destination"_a)
+      .def("profile", &NativeModel::profile, "on"_a, "Add up the seconds of each op from now on, or stop.")
+      .def_prop_ro("op_seconds", &NativeModel::op_seconds, "Seconds of each op in the program's order since profile(True).")
       .def_prop_ro("weight_bytes", &NativeModel::weight_bytes)
       .def_prop_ro("kv_bytes", &NativeModel::kv_bytes)
       .def_prop_ro("isa", [](const NativeModel& s) { return s.kernels().isa; });

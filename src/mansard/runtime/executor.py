@@ -45,6 +45,15 @@ class NativeExecutor:
         """Return the bytes of the KV cache."""
         return int(self._model.kv_bytes)
 
+    def profile(self, on: bool) -> None:
+        """Start adding up the seconds of each op (from zero), or stop."""
+        self._model.profile(on)
+
+    @property
+    def op_seconds(self) -> tuple[float, ...]:
+        """Return the seconds spent in each op since `profile(True)`, in the program's order. Units: seconds."""
+        return tuple(self._model.op_seconds)
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run `plan` and sample; see `Executor`."""
         start = time.perf_counter()
