@@ -55,5 +55,9 @@ bench: $(VENV)/.installed  ## measure this machine's roof, then the embedded mod
 	@$(BIN)/mansard roof
 	@$(BIN)/mansard bench latency
 
+bench-peers: $(VENV)/.installed  ## the engine beside llama.cpp, interleaved (compiles llama.cpp first: ten minutes)
+	$(PIP) llama-cpp-python==0.3.36
+	$(BIN)/python benchmarks/peers.py
+
 clean:  ## remove what was built and installed
 	rm -rf build dist $(VENV) src/mansard/_native*.so
