@@ -179,10 +179,11 @@ class Replica:
         """Note first tokens and gaps across a preemption; returns how many sequences had a token just before."""
         num_gaps, first = 0, self._first_s
         for output in outputs:
-            if output.request_id not in first:
-                first[output.request_id] = now
+            request_id = output.sequence.request.id
+            if request_id not in first:
+                first[request_id] = now
                 if self._end_rounds is not None:
-                    left = self.executor.num_tokens_left(output.request_id, len(output.sequence.token_ids))
+                    left = self.executor.num_tokens_left(request_id, len(output.sequence.token_ids))
                     heappush(self._end_rounds, self._num_rounds + left)
             elif self._stalled_s and output.sequence_id in self._stalled_s:
                 self._end_rounds = None
