@@ -77,9 +77,9 @@ def test_the_parts_themselves_fit() -> None:
 BAD_PARTS: dict[str, Any] = {
     "register of no width": lambda m: m.add_register(0),
     "register of a negative width": lambda m: m.add_register(-8),
-    "odd rotation": lambda m: m.addrope(7, floats(POSITIONS, 3), floats(POSITIONS, 3)),
-    "short rotation table": lambda m: m.addrope(8, floats(POSITIONS - 1, 4), floats(POSITIONS, 4)),
-    "narrow rotation table": lambda m: m.addrope(8, floats(POSITIONS, 4), floats(POSITIONS, 3)),
+    "odd rotation": lambda m: m.add_rope(7, floats(POSITIONS, 3), floats(POSITIONS, 3)),
+    "short rotation table": lambda m: m.add_rope(8, floats(POSITIONS - 1, 4), floats(POSITIONS, 4)),
+    "narrow rotation table": lambda m: m.add_rope(8, floats(POSITIONS, 4), floats(POSITIONS, 3)),
     "KV of no format": lambda m: m.add_kv_layer("int3", 2, 8),
     "KV of no heads": lambda m: m.add_kv_layer("f16", 0, 8),
     "KV of no width": lambda m: m.add_kv_layer("f16", 2, 0),
