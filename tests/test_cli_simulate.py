@@ -102,6 +102,12 @@ def test_what_a_person_got_wrong_is_one_line_with_the_remedy(run, options, messa
     assert code == 2 and message in err and len(err.strip().splitlines()) == 1
 
 
+def test_burstiness_is_not_dropped_for_want_of_a_kind(run):
+    load = (*SMALL, "--rate", "40", "--num-requests", "200", "--json")
+    even, bursty = (json.loads(run("simulate", *load, *more)[1]) for more in ((), ("--burstiness", "5")))
+    assert bursty["ttft_s"]["mean"] > 1.1 * even["ttft_s"]["mean"]
+
+
 def test_without_a_model_the_remedy_is_named(run):
     code, _, err = run("simulate")
     assert code == 2 and "name a model" in err

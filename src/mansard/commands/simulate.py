@@ -76,7 +76,7 @@ def simulate(
     concurrency: Annotated[int | None, _option(WHAT, "Users of a closed loop, instead of a rate.")] = None,
     num_requests: Annotated[int | None, _option(WHAT, "Requests.", show_default="the trace, at most 5,000")] = None,
     arrivals: Annotated[str, _option(WHAT, "poisson, gamma, constant, diurnal or burst.")] = "poisson",
-    burstiness: Annotated[float, _option(WHAT, "Variation of the gaps of gamma arrivals; 1 is Poisson.")] = 1.0,
+    burstiness: Annotated[float, _option(WHAT, "Variation of the gaps between arrivals; 1 is Poisson.")] = 1.0,
     period: Annotated[float, _option(WHAT, "Seconds of a diurnal period.")] = 3600.0,
     turns: Annotated[int, _option(WHAT, "Turns of each conversation.")] = 1,
     think: Annotated[float, _option(WHAT, "Seconds a user thinks between turns or requests.")] = 0.0,
@@ -109,6 +109,8 @@ def simulate(
 ) -> None:  # fmt: skip
     """Simulate a deployment under traffic: latencies, goodput, batch, cache and cost."""
     limits = None if slo is None else parse_slo(slo)
+    if burstiness != 1.0 and arrivals == "poisson":
+        arrivals = "gamma"
     choices = _Choices(_split(gpu), _rates(rate), _split(policy), _split(kv))
     plan = TrafficPlan(
         trace=trace, workload=workload, rate_req_s=choices.rates[0], num_users=concurrency, count=num_requests,
