@@ -20,6 +20,8 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mansard import __version__
@@ -39,18 +41,26 @@ def prompts_of(num_clients: int, num_tokens: int, seed: int) -> list[list[int]]:
     return [[1000 + i, *(draw.randrange(1000, 20_000) for _ in range(num_tokens - 1))] for i in range(num_clients)]
 
 
-def bare_s(model: LoadedModel, options: EngineOptions, prompts: list[list[int]], num_output: int) -> float:
-    """Return how long the bare engine takes."""
+@dataclass(frozen=True)
+class Taken:
+    """How long a run took, and how much processor time of all threads."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def bare(model: LoadedModel, options: EngineOptions, prompts: list[list[int]], num_output: int) -> Taken:
+    """Return what the bare engine takes."""
     config = options.scheduler_config(model.max_model_len)
     scheduler = Scheduler(config, BlockManager(model.num_blocks, model.block_size))
     engine = Engine(model.executor, scheduler, WallClock(time.perf_counter), model.eos_token_ids, model.spec.vocab_size)
     params = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     for i, prompt in enumerate(prompts):
         engine.add(Request(str(i), tuple(prompt), params))
     while engine.has_unfinished():
         engine.step()
-    return time.perf_counter() - began
+    return Taken(time.perf_counter() - began, time.process_time() - cpu)
 
 
 async def clients_s(url: str, prompts: list[list[int]], num_output: int) -> float:
@@ -83,6 +93,12 @@ def run_clients(url: str, num_clients: int, num_prompt: int, num_output: int, se
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+def cpu_s(pid: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def start_server(model: str) -> tuple[subprocess.Popen[str], str]:
     """Start `mansard serve` and return it with its address."""
     command = [sys.executable, "-m", "mansard", "serve", model, "--port", "0", "--max-model-len", str(CONTEXT)]
@@ -99,28 +115,32 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     options = EngineOptions(max_model_len=CONTEXT)
     model = load(given.model, options)
     process, url = start_server(given.model)
-    bare: list[float] = []
-    served: list[float] = []
+    alone: list[Taken] = []
+    served: list[Taken] = []
     try:
         for i in range(given.repeats + 1):
             prompts = prompts_of(given.clients, given.prompt_tokens, seed=i)
-            first = bare_s(model, options, prompts, given.output_tokens)
-            second = run_clients(url, given.clients, given.prompt_tokens, given.output_tokens, i)
+            first = bare(model, options, prompts, given.output_tokens)
+            before = cpu_s(process.pid)
+            wall_s = run_clients(url, given.clients, given.prompt_tokens, given.output_tokens, i)
             if i:  # the first turn warms up
-                bare.append(first)
-                served.append(second)
+                alone.append(first)
+                served.append(Taken(wall_s, cpu_s(process.pid) - before))
     finally:
         process.terminate()
         process.wait()
     tokens = given.clients * given.output_tokens
-    overhead = statistics.median(served) / statistics.median(bare) - 1
+    medians = [statistics.median(taken.wall_s for taken in runs) for runs in (alone, served)]
+    cpu = [statistics.median(taken.cpu_s for taken in runs) for runs in (alone, served)]
     return {
-        "bare_s": [round(v, 3) for v in bare],
-        "server_s": [round(v, 3) for v in served],
-        "bare_tokens_per_s": round(tokens / statistics.median(bare), 1),
-        "server_tokens_per_s": round(tokens / statistics.median(served), 1),
-        "overhead": round(overhead, 4),
-        "overhead_per_token_us": round((statistics.median(served) - statistics.median(bare)) / tokens * 1e6, 1),
+        "bare_s": [round(taken.wall_s, 3) for taken in alone],
+        "server_s": [round(taken.wall_s, 3) for taken in served],
+        "bare_tokens_per_s": round(tokens / medians[0], 1),
+        "server_tokens_per_s": round(tokens / medians[1], 1),
+        "overhead": round(medians[1] / medians[0] - 1, 4),
+        "bare_cpu_s": round(cpu[0], 3),
+        "server_cpu_s": round(cpu[1], 3),
+        "cpu_overhead": round(cpu[1] / cpu[0] - 1, 4),
         "load_1min": os.getloadavg()[0],
     }
 

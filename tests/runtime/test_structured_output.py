@@ -37,7 +37,7 @@ def test_the_mask_is_what_may_follow() -> None:
         allowed(masks, WORDS, "aq")
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([WORDS, JSON]), st.integers(0, 2), st.integers(0, 12), st.sampled_from("st")))
 )

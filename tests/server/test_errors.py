@@ -62,6 +62,8 @@ def error_of(answer: Any, status: int) -> dict[str, Any]:
         ("response_format", {"type": "json_schema"}, "response_format"),
         ("tools", [{"type": "function"}], "tools[0].function"),
         ("tool_choice", "required", "tool_choice"),
+        ("allowed_token_ids", list(range(2000)), "allowed_token_ids"),
+        ("functions", [{"name": "f"}], "functions"),
         ("messages", [], "messages"),
         ("messages", "hello", "messages"),
         ("messages", [{"role": "user", "content": 5}], "messages[0].content"),

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_model import TEMPLATE, ToyExecutor, say
 from toy_server import CHAT, ToyServer, toy_server
@@ -79,6 +79,7 @@ def test_calls_are_read(form: ToolForm, text: str, found: Found) -> None:
     assert found_in(message_of([*stream.push(text), *stream.finish()])) == found
 
 
+@settings(deadline=None)
 @given(st.sampled_from(CASES), st.data())
 def test_a_text_cut_anywhere_gives_the_same(case: tuple[ToolForm, str, Found], data: st.DataObject) -> None:
     form, text, found = case
@@ -114,6 +115,7 @@ THINKING = [
 ]
 
 
+@settings(deadline=None)
 @given(st.sampled_from(THINKING), st.data())
 def test_thinking_is_split_from_the_answer(case: Any, data: st.DataObject) -> None:
     is_open, text, (thought, said) = case

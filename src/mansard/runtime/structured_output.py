@@ -45,7 +45,8 @@ class StructuredOutput:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the compiled structures
+        self._reading = threading.Lock()  # of the vocabulary, once
         self._vocabulary: Any = None
         self._compiled: OrderedDict[Structure, Any] = OrderedDict()
         self._parsers: OrderedDict[str, _Parser] = OrderedDict()
@@ -79,11 +80,13 @@ class StructuredOutput:
         """Return a fresh parser at the start of `structure`."""
         with self._lock:
             compiled = self._compiled.get(structure)
-            if compiled is None:
-                compiled = self._compiled[structure] = self._compile(structure)
-                if len(self._compiled) > _MAX_COMPILED:
-                    self._compiled.popitem(last=False)
+        if compiled is None:
+            compiled = self._compile(structure)  # without the lock: the engine must not wait for another's schema
+        with self._lock:
+            self._compiled[structure] = compiled
             self._compiled.move_to_end(structure)
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
             return compiled.deep_copy()
 
     def _compile(self, structure: Structure) -> Any:
@@ -94,8 +97,9 @@ class StructuredOutput:
         limits = LLParserLimits(
             max_grammar_size=_MAX_GRAMMAR_SIZE, initial_lexer_fuel=_INITIAL_FUEL, verbose_errors=False
         )
-        if self._vocabulary is None:
-            self._vocabulary = self._read_vocabulary()
+        with self._reading:
+            if self._vocabulary is None:
+                self._vocabulary = self._read_vocabulary()
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise StructureError(_shortened(matcher.get_error()))

@@ -22,6 +22,12 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 
 MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 MAX_STOP_STRINGS = 32
+NOT_IGNORABLE = frozenset(  # unknown fields that would change the output: ignoring them would be a wrong answer
+    {
+        *("allowed_token_ids", "bad_words", "use_beam_search", "prompt_embeds", "logits_processors"),
+        *("functions", "function_call", "audio", "structural_tag"),
+    }
+)
 MAX_STOP_CHARACTERS = 1024
 
 
@@ -102,6 +108,9 @@ class GenerationBody(StructuredBody):
 
     def check(self) -> None:
         """Raise ParameterError for what is well-typed but cannot be served."""
+        for name, value in (self.model_extra or {}).items():
+            if name in NOT_IGNORABLE and value:
+                raise ParameterError(name, f"{name} is not supported by this server", "unsupported_value")
         if self.stream_options is not None and not self.stream:
             raise ParameterError("stream_options", "stream_options is only allowed when stream is true")
         if self.prompt_logprobs is not None and self.stream:
