@@ -44,8 +44,8 @@ class Factor:
 FACTORS = (
     Factor("step_overhead_s", 1.5, 1e-6, 0.5, 1e-4),
     Factor("sequence_overhead_s", 1.5, 1e-8, 0.05, 1e-6),
-    Factor("memory_scale", 0.5, 0.02, 2.0),
-    Factor("compute_scale", 0.7, 0.01, 2.0),
+    Factor("memory_scale", 0.7, 0.01, 20.0),
+    Factor("compute_scale", 1.0, 0.01, 50.0),
     Factor("floor_scale", 1.0, 0.05, 50.0),
     Factor("kv_traffic", 0.7, 0.1, 50.0),
     Factor("prompt_layer_s", 1.5, 1e-9, 0.05, 1e-6),
