@@ -162,3 +162,17 @@ def test_a_lower_priority_number_runs_first() -> None:
             thread.join()
         order = list(dict.fromkeys(p.sequences[0].request.priority for p in server.executor.plans))
         assert order == [0, 1, 5]
+
+
+def test_a_salt_keeps_tenants_apart() -> None:
+    with toy_server() as server:
+
+        def cached(salt: str | None) -> int:
+            extra = {} if salt is None else {"cache_salt": salt}
+            answer = server.complete("a" * 40, temperature=0, max_tokens=3, **extra)
+            texts.add(answer["choices"][0]["text"])
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        texts: set[str] = set()
+        assert [cached(salt) for salt in (None, "x", "y", "x", None, "y")] == [0, 0, 0, 32, 32, 32]
+        assert len(texts) == 1
