@@ -45,8 +45,7 @@ def unpadded() -> Iterator[tuple[str, str]]:
     """Yield families whose heads fill whole vector registers, with each format."""
     for family in ("llama", "llama3", "qwen3", "gemma3", "gpt-oss"):
         for kv_dtype in NATIVE:
-            mark = [pytest.mark.xfail(reason="the ledger counts a minimum beside the scale")] * (kv_dtype == "int4")
-            yield pytest.param(family, kv_dtype, marks=mark)
+            yield family, kv_dtype
 
 
 @pytest.mark.parametrize(("family", "kv_dtype"), list(unpadded()))

@@ -28,13 +28,14 @@ void quantize(const float* x, int columns, int8_t* q, int8_t* low, float* scale,
   for (int g = 0; g < columns / 32; ++g, x += 32, q += 32) {
     const auto a = L::load(x), b = L::load(x + 16);
     const float peak = L::reduce_max(L::max(L::abs(a), L::abs(b)));
+    const bool finite = std::isfinite(L::reduce_add(L::add(L::abs(a), L::abs(b))));  // a maximum may miss a NaN
     // A peak so small that its inverse overflows is quantized to zeros.
     const float inverse = peak > 1e-30f ? levels / peak : 0.f;
     *sums++ = store_planes<L>(L::to_int(L::mul(a, L::set1(inverse))), q, low);
     *sums++ = store_planes<L>(L::to_int(L::mul(b, L::set1(inverse))), q + 16, low ? low + 16 : nullptr);
     if (low) low += 32;
     // A row that is not finite stays so: its scale poisons every product, and the sampler refuses the result.
-    scale[g] = std::isfinite(peak) ? peak / levels : std::nanf("");
+    scale[g] = finite ? peak / levels : std::nanf("");
   }
 }
 

@@ -29,18 +29,20 @@ struct LinearArgs {
 };
 
 // One layer's KV cache. K blocks are stored transposed, [block][head][D][16 tokens], so that scores of sixteen tokens
-// are sixteen lanes; V blocks are [block][head][16 tokens][D]. D is padded to whole lanes. I8 and I4 have one float
-// scale for each token and head; I4 packs dimensions 2i and 2i + 1 into one byte.
+// are sixteen lanes; V blocks are [block][head][16 tokens][D]. D is padded to whole lanes. I8 has a float scale for each
+// token and head, [block][head][16]; I4 a scale and a minimum, [block][head][2][16], and packs dimensions 2i and 2i + 1
+// into one byte.
 struct KvLayer {
   KvFormat format;
   int heads, dim, padded_dim;
   uint8_t *k, *v;
   float *k_scale, *v_scale;
-  size_t tile_bytes;  // bytes of one (block, head) tile of K or of V
+  size_t tile_bytes;    // bytes of one (block, head) tile of K or of V
+  int tile_scales;      // floats of one tile's scales and minimums
   uint8_t* k_tile(int64_t block, int head) const { return k + (size_t(block) * heads + head) * tile_bytes; }
   uint8_t* v_tile(int64_t block, int head) const { return v + (size_t(block) * heads + head) * tile_bytes; }
-  float* k_scales(int64_t block, int head) const { return k_scale + (size_t(block) * heads + head) * kBlock; }
-  float* v_scales(int64_t block, int head) const { return v_scale + (size_t(block) * heads + head) * kBlock; }
+  float* k_scales(int64_t block, int head) const { return k_scale + (size_t(block) * heads + head) * tile_scales; }
+  float* v_scales(int64_t block, int head) const { return v_scale + (size_t(block) * heads + head) * tile_scales; }
 };
 
 // Queries of one sequence and one KV head against the tokens [begin, end) of the sequence.
@@ -62,7 +64,7 @@ struct AttendArgs {
 };
 
 static inline size_t attend_scratch(int rows, int padded_dim) {
-  return size_t(rows) * (padded_dim + kChunk) + size_t(kBlock) * padded_dim;
+  return size_t(rows) * (padded_dim + kChunk) + size_t(kChunk) * padded_dim;
 }
 
 struct Kernels {

@@ -32,6 +32,15 @@ struct LanesAvx2 {
   static F load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
   }
+  static __m128i to_half(__m256 a) {
+    const __m256 limit = _mm256_set1_ps(65504.f);  // the operand order keeps a NaN
+    a = _mm256_max_ps(_mm256_sub_ps(_mm256_setzero_ps(), limit), _mm256_min_ps(limit, a));
+    return _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  static void store_half(uint16_t* p, F x) {
+    _mm_storeu_si128((__m128i*)p, to_half(x.a));
+    _mm_storeu_si128((__m128i*)(p + 8), to_half(x.b));
+  }
   static __m256 bf16x8(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
   }

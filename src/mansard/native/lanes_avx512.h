@@ -23,6 +23,11 @@ struct LanesAvx512 {
   static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
   static void store_partial(float* p, F a, int n) { _mm512_mask_storeu_ps(p, mask(n), a); }
   static F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+  static void store_half(uint16_t* p, F a) {
+    const F limit = _mm512_set1_ps(65504.f);  // the operand order keeps a NaN
+    a = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), limit), _mm512_min_ps(limit, a));
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
   static F load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
   }

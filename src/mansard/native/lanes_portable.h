@@ -77,6 +77,8 @@ struct LanesPortable {
   static void store(float* p, F a) { std::memcpy(p, a.v, 64); }
   static void store_partial(float* p, F a, int n) { std::memcpy(p, a.v, size_t(n) * 4); }
   static F load_half(const uint16_t* p) { return map([&](int i) { return half_to_float(p[i]); }); }
+  // Values beyond the largest half saturate to it.
+  static void store_half(uint16_t* p, F a) { for (int i = 0; i < 16; ++i) p[i] = float_to_half(a.v[i]); }
   static F load_bf16(const uint16_t* p) { return map([&](int i) { return bf16_to_float(p[i]); }); }
   static F load_i8(const int8_t* p) { return map([&](int i) { return float(p[i]); }); }
   static F add(F a, F b) { return map([&](int i) { return a.v[i] + b.v[i]; }); }

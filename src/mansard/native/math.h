@@ -10,7 +10,7 @@ namespace mansard {
 template <class L>
 inline typename L::F exp(typename L::F x) {
   using F = typename L::F;
-  x = L::min(L::max(x, L::set1(-87.f)), L::set1(88.f));
+  x = L::min(L::set1(88.f), L::max(L::set1(-87.f), x));  // the operand order keeps a NaN
   const F n = L::round(L::mul(x, L::set1(1.44269504088896341f)));
   F r = L::fma(n, L::set1(-0.693359375f), x);
   r = L::fma(n, L::set1(2.12194440e-4f), r);

@@ -65,9 +65,10 @@ int Model::add_kv_layer(KvFormat format, int heads, int dim) {
   };
   l.k = add(tiles * l.tile_bytes);
   l.v = add(tiles * l.tile_bytes);
-  if (format == KvFormat::I8 || format == KvFormat::I4) {
-    l.k_scale = reinterpret_cast<float*>(add(tiles * kBlock * sizeof(float)));
-    l.v_scale = reinterpret_cast<float*>(add(tiles * kBlock * sizeof(float)));
+  l.tile_scales = format == KvFormat::I8 ? kBlock : format == KvFormat::I4 ? 2 * kBlock : 0;
+  if (l.tile_scales) {
+    l.k_scale = reinterpret_cast<float*>(add(tiles * l.tile_scales * sizeof(float)));
+    l.v_scale = reinterpret_cast<float*>(add(tiles * l.tile_scales * sizeof(float)));
   }
   kv_layers_.push_back(l);
   return int(kv_layers_.size()) - 1;
@@ -91,8 +92,8 @@ void Model::copy_block(int source, int destination) {
     std::memcpy(l.k_tile(destination, 0), l.k_tile(source, 0), bytes);
     std::memcpy(l.v_tile(destination, 0), l.v_tile(source, 0), bytes);
     if (!l.k_scale) continue;
-    std::memcpy(l.k_scales(destination, 0), l.k_scales(source, 0), size_t(l.heads) * kBlock * sizeof(float));
-    std::memcpy(l.v_scales(destination, 0), l.v_scales(source, 0), size_t(l.heads) * kBlock * sizeof(float));
+    std::memcpy(l.k_scales(destination, 0), l.k_scales(source, 0), size_t(l.heads) * l.tile_scales * sizeof(float));
+    std::memcpy(l.v_scales(destination, 0), l.v_scales(source, 0), size_t(l.heads) * l.tile_scales * sizeof(float));
   }
 }
 

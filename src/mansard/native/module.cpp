@@ -121,7 +121,7 @@ struct NativeModel : Model {
     check_weight(weight_id, -1, width(out));
     auto op = std::make_unique<EmbedOp>();
     op->out = out, op->weight = weight_id, op->scale = scale;
-    vocabulary_ = weight(weight_id).rows;
+    vocabulary_ = vocabulary_ ? std::min(vocabulary_, weight(weight_id).rows) : weight(weight_id).rows;
     add_op(std::move(op));
   }
   void rms_norm(int in, int out, Floats w, float eps, bool add) {
@@ -182,6 +182,7 @@ struct NativeModel : Model {
   void logits_op(int in, int weight_id, float scale, float softcap) {
     check_register(in, -1, "input");
     check_weight(weight_id, -1, width(in));
+    require(num_logit_columns_ == 0, "a program has one op for logits");
     auto op = std::make_unique<LogitsOp>();
     op->in_reg = in, op->weight = weight_id, op->scale = scale, op->softcap = softcap;
     num_logit_columns_ = weight(weight_id).rows, logits_input_ = in;
@@ -200,6 +201,7 @@ struct NativeModel : Model {
     require(num_groups > 0 && experts % num_groups == 0 && topk_groups > 0 && topk_groups <= num_groups &&
                 top_k <= topk_groups * (experts / num_groups), "expert groups do not fit the number of experts");
     check_weight(router, experts, hidden);
+    check_weight(gate[0], -1, hidden);
     const int size = weight(gate[0]).rows;
     for (int e = 0; e < experts; ++e) check_weight(gate[e], size, hidden), check_weight(up[e], size, hidden), check_weight(down[e], hidden, size);
     auto op = std::make_unique<MoeOp>();
@@ -341,7 +343,7 @@ NB_MODULE(_native, m) {
            "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none(), "num_groups"_a, "topk_groups"_a)
       .def("sigmoid_gate", &NativeModel::sigmoid_gate_op, "input"_a, "gate"_a, "output"_a, "add"_a)
       .def("logits", &NativeModel::logits_op, "input"_a, "weight"_a, "scale"_a, "softcap"_a)
-      .def("step", &NativeModel::run_step, "tokens"_a, "positions"_a, "counts"_a, "table_ends"_a, "blocks"_a, "logit_rows"_a, "logits"_a)
+      .def("step", &NativeModel::run_step, "tokens"_a, "positions"_a, "counts"_a, "table_ends"_a, "blocks"_a, "logit_rows"_a, "logits"_a.noconvert())
       .def("hidden_states", &NativeModel::hidden_states, "first"_a, "out"_a)
       .def("copy_block", &NativeModel::copy_blocks, "source"_a, "destination"_a)
       .def("profile", &NativeModel::profile, "on"_a, "Add up the seconds of each op from now on, or stop.")

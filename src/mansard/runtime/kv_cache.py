@@ -29,11 +29,12 @@ KV_DTYPES = {
     "int8": "int8",
     "int4": "int4",
 }
+_SCALE_BYTES = {"int8": 4, "int4": 8}  # a float scale for each token and head; int4: and a minimum
 _BITS = {"f32": 32, "f16": 16, "bf16": 16, "int8": 8, "int4": 4}
 
 
 def block_bytes(program: Program, kv_dtype: str) -> int:
-    """Return the bytes of one block over all layers: keys, values and, when quantized, a float scale for each.
+    """Return the bytes of one block over all layers: keys, values and their scales.
 
     The head dimension is padded to whole vector registers.
     """
@@ -41,8 +42,8 @@ def block_bytes(program: Program, kv_dtype: str) -> int:
     for op in program.ops:
         if isinstance(op, RopeAndCache):
             dim = -(-op.head_dim // LANES) * LANES
-            scale = 4 if kv_dtype in ("int8", "int4") else 0
-            total += 2 * op.num_kv_heads * NATIVE_BLOCK_SIZE * (dim * _BITS[kv_dtype] // 8 + scale)
+            token_bytes = dim * _BITS[kv_dtype] // 8 + _SCALE_BYTES.get(kv_dtype, 0)
+            total += 2 * op.num_kv_heads * NATIVE_BLOCK_SIZE * token_bytes
     return total
 
 

@@ -160,23 +160,26 @@ def _top(x: Array, k: int) -> npt.NDArray[np.int64]:
     return np.argsort(-x, axis=-1, kind="stable")[..., :k]
 
 
-def quantize_kv(x: Array, bits: int) -> tuple[npt.NDArray[np.int8], Array]:
-    """Return symmetric integers and one scale for each token and head (`bits` 8: ±127; 4: ±7).
+def quantize_kv(x: Array, bits: int) -> tuple[npt.NDArray[np.int8], Array, Array]:
+    """Return integers, and a scale and a minimum for each token and head.
 
-    scale = max|x| / limit; a head of zeros has scale 0. Ties round to even.
+    8 bits are symmetric: codes -127 … 127, scale = max|x| / 127, minimum 0. 4 bits are not: codes 0 … 15 from the
+    least value up, scale = (max - min) / 15. A head of equal values has scale 0. Ties round to even.
 
-    Shapes: x: [..., D]; integers: [..., D]; scales: [...] float32.
+    Shapes: x: [..., D]; integers: [..., D]; scales and minimums: [...] float32.
     """
-    limit = np.float32(2 ** (bits - 1) - 1)
-    scale = np.asarray(np.max(np.abs(x), axis=-1) / limit, np.float32)
+    low = np.zeros(x.shape[:-1], np.float32) if bits == 8 else np.asarray(np.min(x, axis=-1), np.float32)
+    limits = (-127, 127) if bits == 8 else (0, 15)
+    spread = np.max(np.abs(x), axis=-1) if bits == 8 else np.max(x, axis=-1) - low
+    scale = np.asarray(spread / np.float32(limits[1]), np.float32)
     divisor = np.where(scale > 0, scale, np.float32(1.0))[..., None]
-    codes = np.where(scale[..., None] > 0, np.clip(np.rint(x / divisor), -limit, limit), 0.0)
-    return codes.astype(np.int8), scale
+    codes = np.where(scale[..., None] > 0, np.clip(np.rint((x - low[..., None]) / divisor), *limits), 0.0)
+    return codes.astype(np.int8), scale, low
 
 
-def dequantize_kv(codes: npt.NDArray[np.int8], scale: Array) -> Array:
-    """Return codes · scale. Shapes: codes: [..., D]; scale: [...]."""
-    return np.asarray(codes.astype(np.float32) * scale[..., None], np.float32)
+def dequantize_kv(codes: npt.NDArray[np.int8], scale: Array, low: Array) -> Array:
+    """Return codes · scale + low. Shapes: codes: [..., D]; scale, low: [...]."""
+    return np.asarray(codes.astype(np.float32) * scale[..., None] + low[..., None], np.float32)
 
 
 def round_bf16(x: Array) -> Array:
