@@ -30,6 +30,19 @@ void LinearOp::run(Model& m, const StepInput& in, int thread) {
   m.barrier();
 }
 
+// Rotate a head by the orthonormal Walsh-Hadamard matrix, which spreads an outlier over all dimensions and leaves dot
+// products between two rotated heads as they are (QuaRot, arXiv 2404.00456). dim is a power of two.
+static void hadamard(float* x, int dim) {
+  for (int half = 1; half < dim; half *= 2)
+    for (int i = 0; i < dim; i += 2 * half)
+      for (int j = i; j < i + half; ++j) {
+        const float a = x[j], b = x[j + half];
+        x[j] = a + b, x[j + half] = a - b;
+      }
+  const float scale = 1.f / std::sqrt(float(dim));
+  for (int i = 0; i < dim; ++i) x[i] *= scale;
+}
+
 void RopeOp::run(Model& m, const StepInput& in, int thread) {
   const KvLayer& kv = m.kv(kv_layer);
   const Kernels& k = m.kernels();
@@ -46,6 +59,7 @@ void RopeOp::run(Model& m, const StepInput& in, int thread) {
       const size_t at = size_t(position) * (table.rotary_dim / 2);
       k.rope_head(x, dim, nullptr, eps, table.rotary_dim, table.cos.data() + at, table.sin.data() + at);
     }
+    if (kv.format == KvFormat::I4 && (dim & (dim - 1)) == 0) hadamard(x, dim);
     if (!is_k) continue;
     const auto sequence = std::prev(std::upper_bound(in.sequences.begin(), in.sequences.end(), token,
                                                      [](int t, const SequenceInput& s) { return t < s.first; }));

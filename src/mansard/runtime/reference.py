@@ -104,6 +104,13 @@ class ReferenceExecutor:
         table = np.asarray(sequence.block_ids, np.int64)
         return table[positions // self._block_size], positions % self._block_size
 
+    def stored_keys(self, k: Array) -> Array:
+        """Return keys as scores see them: an int4 cache holds them rotated, and queries are rotated alike."""
+        if self._kv_format != "int4":
+            return self.stored(k)
+        rotation = ops.hadamard(k.shape[-1])
+        return np.asarray(self.stored(k @ rotation) @ rotation.T, np.float32)
+
     def stored(self, x: Array) -> Array:
         """Return keys or values as they read back from the cache's number format."""
         if self._kv_format == "fp16":
@@ -182,7 +189,7 @@ def _rope_and_cache(step: _Step, op: RopeAndCache) -> None:
         rows = step.rows(i)
         blocks, offsets = step.executor.slots(sequence, sequence.start + len(sequence.token_ids))
         new = slice(sequence.start, None)
-        cache[0, blocks[new], offsets[new]] = step.executor.stored(k[rows])
+        cache[0, blocks[new], offsets[new]] = step.executor.stored_keys(k[rows])
         cache[1, blocks[new], offsets[new]] = step.executor.stored(v[rows])
 
 

@@ -177,6 +177,20 @@ def quantize_kv(x: Array, bits: int) -> tuple[npt.NDArray[np.int8], Array, Array
     return codes.astype(np.int8), scale, low
 
 
+def hadamard(dim: int) -> Array:
+    """Return the orthonormal Walsh-Hadamard matrix, or the identity when `dim` is no power of two.
+
+    Keys of an int4 cache are rotated by it, and queries too, which leaves scores as they are and spreads outliers
+    over all dimensions. Shapes: [dim, dim]. Source: QuaRot (arXiv 2404.00456).
+    """
+    if dim & (dim - 1):
+        return np.eye(dim, dtype=np.float32)
+    matrix = np.ones((1, 1), np.float32)
+    while len(matrix) < dim:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return np.asarray(matrix / math.sqrt(dim), np.float32)
+
+
 def dequantize_kv(codes: npt.NDArray[np.int8], scale: Array, low: Array) -> Array:
     """Return codes · scale + low. Shapes: codes: [..., D]; scale, low: [...]."""
     return np.asarray(codes.astype(np.float32) * scale[..., None] + low[..., None], np.float32)
