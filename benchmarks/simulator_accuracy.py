@@ -70,9 +70,10 @@ def simulated(group: Group, row: Row, lifetime_s: float, rounds: int = ROUNDS, s
     """Return TTFT and TPOT of each request; `lifetime_s` is about how long one takes."""
     priced = group.priced
     users = max(1, round(row.concurrency / row.layout.data_parallel))
+    capacity = max(group.capacity, 2.0 * (row.input_tokens + row.output_tokens))  # it ran, so it fits
     deployment = Deployment(
         spec=model_spec(row.model), hardware=priced.hardware, layout=row.layout, precision=priced.precision,
-        engine=row.engine, num_kv_blocks=max(1, int(group.capacity) // 16), profile=priced.profile, sampled_lanes=1,
+        engine=row.engine, num_kv_blocks=int(capacity) // 16, profile=priced.profile, sampled_lanes=1,
     )  # fmt: skip
     ramp = RAMP * lifetime_s if row.equal_lengths else 0.0
     traffic = ClosedLoop(planned(row, rounds * users, seed), users, ramp_s=ramp)
@@ -133,14 +134,39 @@ def show(found: list[Found]) -> float:
 
 
 def fitted_constants(found: list[Found], old: dict[str, float]) -> dict[str, float]:
-    """Return, by engine, the seconds before the first token that make the median error least (varied lengths)."""
+    """Return, by engine, the seconds to add before the first token (rows of varied lengths).
+
+    A constant is kept only if it helps where it was not fitted: on each model and GPU, left out in turn.
+    """
     result = {}
     for engine in ENGINES:
         rows = [f for f in found if f.row.engine == engine and not f.row.equal_lengths]
-        grid = np.arange(-0.1, 0.4, 0.005)
-        errors = [np.median([abs((f.ttft_s + c) / f.row.ttft_s - 1.0) for f in rows]) for c in grid]
-        result[engine] = round(old[engine] + float(grid[int(np.argmin(errors))]), 4) if rows else old[engine]
+        cells = sorted({(f.row.model, f.row.gpu) for f in rows})
+        with_it, without = [], []
+        for cell in cells if len(cells) > 1 else []:
+            rest = [f for f in rows if (f.row.model, f.row.gpu) != cell]
+            value = best_constant(rest, old[engine])
+            for f in rows:
+                if (f.row.model, f.row.gpu) == cell:
+                    with_it.append(abs(error_with(f, value - old[engine])))
+                    without.append(abs(error_with(f, -old[engine])))
+        helps = bool(with_it) and np.median(with_it) < np.median(without)
+        result[engine] = best_constant(rows, old[engine]) if helps else 0.0
     return result
+
+
+def error_with(found: Found, change_s: float) -> float:
+    """Return the error of TTFT if requests waited `change_s` longer."""
+    return (found.ttft_s + change_s) / found.row.ttft_s - 1.0
+
+
+def best_constant(rows: list[Found], old: float) -> float:
+    """Return the constant with the least mean error in logarithms."""
+    def loss(value: float) -> float:
+        ratios = [max(1.0 + error_with(f, value - old), 0.01) for f in rows]
+        return float(np.mean(np.abs(np.log(ratios))))
+
+    return round(float(min(np.arange(0.0, 0.4, 0.005), key=loss)), 4)
 
 
 def main() -> int:
