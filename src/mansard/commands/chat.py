@@ -31,6 +31,7 @@ def chat(
     seed: options.Seed = None,
     max_model_len: options.MaxModelLen = None,
     kv_dtype: options.KvDtype = "auto",
+    activations: options.Activations = "int8",
     kv_cache_memory: options.KvCacheMemory = None,
     chat_template: options.ChatTemplate = None,
     threads: options.Threads = None,
@@ -45,6 +46,7 @@ def chat(
     chosen = options.engine_options(
         max_model_len=max_model_len,
         kv_dtype=kv_dtype,
+        activations=activations,
         kv_cache_memory=kv_cache_memory,
         chat_template=chat_template,
         threads=threads,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,6 +24,13 @@ MaxModelLen = Annotated[
 ]
 KvDtype = Annotated[
     str, typer.Option(help="Format of the KV cache: auto, bf16, f16, int8, int4.", rich_help_panel=LOADING)
+]
+Activations = Annotated[
+    Literal["int8", "int16", "float32"],
+    typer.Option(
+        help="What quantized weights are multiplied with: int8 is fastest, int16 practically exact.",
+        rich_help_panel=LOADING,
+    ),
 ]
 KvCacheMemory = Annotated[
     str | None,
@@ -70,6 +77,7 @@ def engine_options(
     *,
     max_model_len: int | None = None,
     kv_dtype: str = DEFAULTS.kv_dtype,
+    activations: Literal["int8", "int16", "float32"] = DEFAULTS.activations,
     kv_cache_memory: str | None = None,
     chat_template: str | None = None,
     threads: int | None = None,
@@ -86,6 +94,7 @@ def engine_options(
     return EngineOptions(
         max_model_len=max_model_len,
         kv_dtype=kv_dtype,
+        activations=activations,
         num_threads=threads,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -79,6 +79,7 @@ def serve(
     max_body: Annotated[str, typer.Option(help="Largest request body.", rich_help_panel=LIMITS)] = "16MiB",
     max_model_len: options.MaxModelLen = None,
     kv_dtype: options.KvDtype = "auto",
+    activations: options.Activations = "int8",
     kv_cache_memory: options.KvCacheMemory = None,
     chat_template: options.ChatTemplate = None,
     threads: options.Threads = None,
@@ -105,6 +106,7 @@ def serve(
     chosen = options.engine_options(
         max_model_len=max_model_len,
         kv_dtype=kv_dtype,
+        activations=activations,
         kv_cache_memory=kv_cache_memory,
         chat_template=chat_template,
         threads=threads,
