@@ -24,9 +24,7 @@ H100 = find_hardware("h100-sxm")
 DENSE = ModelSpec("llama", 4, 1024, 2816, 16, 4, 64, 32_000, 4096)
 MOE = replace(DENSE, moe=MoeSpec(num_experts=16, num_experts_per_tok=2, moe_intermediate_size=512))
 MLA = replace(DENSE, mla=MlaSpec(512, 64, 128, 128, q_lora_rank=768))
-LINEAR = replace(
-    DENSE, layer_types=("linear", "full") * 2, linear_attention=LinearAttentionSpec(4, 8, 64, 64, 4)
-)
+LINEAR = replace(DENSE, layer_types=("linear", "full") * 2, linear_attention=LinearAttentionSpec(4, 8, 64, 64, 4))
 SLIDING = replace(DENSE, layer_types=("sliding", "full") * 2, sliding_window=128)
 SPECS = [DENSE, MOE, MLA, LINEAR, SLIDING]
 

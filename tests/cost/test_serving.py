@@ -22,9 +22,7 @@ EIGHT = priced_program(LLAMA_8B, H100, Layout(), PrecisionPlan())
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    isl=st.integers(16, 8000), osl=st.integers(64, 4000), concurrency=st.integers(1, 400), more=st.integers(1, 400)
-)
+@given(isl=st.integers(16, 8000), osl=st.integers(64, 4000), concurrency=st.integers(1, 400), more=st.integers(1, 400))
 def test_more_users_wait_longer_and_get_more_in_all(isl: int, osl: int, concurrency: int, more: int) -> None:
     few, many = (serve(EIGHT, Load(float(isl), float(osl), float(c))) for c in (concurrency, concurrency + more))
     # The fixed point is iterated three times only, and beyond saturation the wait for more prompts costs a few percent.

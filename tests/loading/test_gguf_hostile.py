@@ -54,9 +54,7 @@ EXHAUSTIONS = {
     "2^63 keys": gguf_bytes(num_keys=2**63),
     "2^15 keys": gguf_bytes(num_keys=2**15),
     "10^6 tensors": gguf_bytes([], [tensor_info(f"blk.{i}.w", [4]) for i in range(100)], num_tensors=10**6),
-    "10^6 tensors, most of them there": gguf_bytes(
-        [], [tensor_info("blk.0.w", [4])] * 200_000, num_tensors=10**6
-    ),
+    "10^6 tensors, most of them there": gguf_bytes([], [tensor_info("blk.0.w", [4])] * 200_000, num_tensors=10**6),
     "60,000 tensors cut off": gguf_bytes(
         [], [tensor_info(f"blk.{i}.weight", [4]) for i in range(30_000)], num_tensors=60_000
     ),

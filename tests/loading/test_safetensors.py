@@ -38,9 +38,7 @@ def test_reads_what_the_library_writes(tmp_path: Path) -> None:
         assert not file.tensors[name].data.flags.owndata
 
 
-DUPLICATE = (
-    b'{"w":' + json.dumps(info([1], 0, 4)).encode() + b',"w":' + json.dumps(info([1], 0, 4)).encode() + b"}"
-)
+DUPLICATE = b'{"w":' + json.dumps(info([1], 0, 4)).encode() + b',"w":' + json.dumps(info([1], 0, 4)).encode() + b"}"
 DEFECTS = {
     "empty": (b"", "non-empty"),
     "seven bytes": (b"\0" * 7, "file size"),

@@ -124,9 +124,7 @@ def test_gpt_oss_dense(tmp_path: Path) -> None:
     assert weights.num_parameters == sum(a.size for a in memory.values())
 
 
-def mxfp4_parts(
-    rng: np.random.Generator, experts: int, rows: int, columns: int
-) -> tuple[np.ndarray, np.ndarray]:
+def mxfp4_parts(rng: np.random.Generator, experts: int, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     blocks = rng.integers(0, 256, (experts, rows, columns // 32, 16), dtype=np.uint8)
     return blocks, rng.integers(110, 130, (experts, rows, columns // 32), dtype=np.uint8)
 
@@ -210,9 +208,7 @@ def test_gguf_shared_expert_gate_is_a_matrix(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_damaged_experts_are_refused(
-    tmp_path: Path, shapes: dict[str, tuple[int, ...]], message: str
-) -> None:
+def test_damaged_experts_are_refused(tmp_path: Path, shapes: dict[str, tuple[int, ...]], message: str) -> None:
     arrays = {f"model.layers.0.block_sparse_moe.{n}": np.zeros(s, np.float32) for n, s in shapes.items()}
     save_file(arrays, tmp_path / "model.safetensors")
     with pytest.raises(ModelFileError, match=message):

@@ -100,9 +100,7 @@ def test_gated_shared_experts_of_qwen2_moe() -> None:
     program = decoder(spec_of("qwen2_moe", num_hidden_layers=1, shared_expert_intermediate_size=40))
     gate = only(program, SigmoidGate)[0]
     assert gate == SigmoidGate("shared", "gate", "x", 64, 1, True)
-    assert any(
-        op.weights == ("model.layers.0.mlp.shared_expert_gate.weight",) for op in only(program, Linear)
-    )
+    assert any(op.weights == ("model.layers.0.mlp.shared_expert_gate.weight",) for op in only(program, Linear))
 
 
 def test_latent_and_linear_attention_have_programs() -> None:
@@ -150,15 +148,11 @@ def test_gemma_reduces_before_its_norms() -> None:
     program = decoder(spec_of("gemma2", head_dim=16), tensor_parallel=2)
     index = next(i for i, op in enumerate(program.ops) if isinstance(op, AllReduce) and op.register == "out")
     after = program.ops[index + 1]
-    assert (
-        program.ops[index] == AllReduce("out", 64, 2) and isinstance(after, RmsNorm) and after.add_to_output
-    )
+    assert program.ops[index] == AllReduce("out", 64, 2) and isinstance(after, RmsNorm) and after.add_to_output
 
 
 @given(
-    st.sampled_from(
-        ["llama", "gemma3", "qwen2_moe", "mixtral", "gpt_oss", "phi3", "deepseek_v3", "qwen3_next"]
-    ),
+    st.sampled_from(["llama", "gemma3", "qwen2_moe", "mixtral", "gpt_oss", "phi3", "deepseek_v3", "qwen3_next"]),
     st.sampled_from([1, 2, 4]),
 )
 def test_registers_are_written_before_they_are_read(model_type: str, degree: int) -> None:

@@ -61,12 +61,8 @@ def test_sigmoid_routing_with_groups_and_shared_experts(tmp_path: Path) -> None:
     np.testing.assert_allclose(executor.forward(PROMPT), expected, rtol=0, atol=TOLERANCE)
 
 
-def part(
-    name: str, start: int, tokens: Sequence[int], blocks: Sequence[int], num_logits: int
-) -> ScheduledSequence:
-    return ScheduledSequence(
-        name, start, tuple(tokens), tuple(blocks), num_logits, Request(name, tuple(tokens))
-    )
+def part(name: str, start: int, tokens: Sequence[int], blocks: Sequence[int], num_logits: int) -> ScheduledSequence:
+    return ScheduledSequence(name, start, tuple(tokens), tuple(blocks), num_logits, Request(name, tuple(tokens)))
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt-oss", "qwen3-moe", "mistral"])
@@ -99,9 +95,7 @@ def test_a_prompt_being_filled_has_no_logits(tmp_path: Path) -> None:
     assert executor.logits(StepPlan((part("a", 0, PROMPT[:6], (0,), 0),)))[0].shape == (0, 128)
 
 
-@pytest.mark.parametrize(
-    ("kv_format", "error"), [("fp16", 0.01), ("bf16", 0.1), ("int8", 0.1), ("int4", 2.0)]
-)
+@pytest.mark.parametrize(("kv_format", "error"), [("fp16", 0.01), ("bf16", 0.1), ("int8", 0.1), ("int4", 2.0)])
 def test_rounded_caches_stay_near(kv_format: KvFormat, error: float, tmp_path: Path) -> None:
     """Logits span several units; the bound is about ten times the format's step (2⁻¹¹, 2⁻⁹, 1/254, 1/14)."""
     program, weights = load("llama", tmp_path)

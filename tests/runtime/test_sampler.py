@@ -305,9 +305,7 @@ def test_a_wider_logits_row_is_cut_to_the_vocabulary() -> None:
         ]
     ),
 )
-def test_drafts_change_nothing_but_the_number_of_steps(
-    seed: int, drafts: list[int], params: SamplingParams
-) -> None:
+def test_drafts_change_nothing_but_the_number_of_steps(seed: int, drafts: list[int], params: SamplingParams) -> None:
     """Verified text equals the text of plain decoding, token for token, at every temperature."""
     table = rows_of(seed, 4, 4)  # a bigram model: the row depends on the token before
     plain: list[int] = []

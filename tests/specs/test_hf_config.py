@@ -129,9 +129,7 @@ def test_qwen_moe_layers() -> None:
 
 
 def test_deepseek_v3() -> None:
-    spec = from_hf(
-        {"model_type": "deepseek_v3", **SIZES, "num_hidden_layers": 61, "num_nextn_predict_layers": 1}
-    )
+    spec = from_hf({"model_type": "deepseek_v3", **SIZES, "num_hidden_layers": 61, "num_nextn_predict_layers": 1})
     assert spec.mla is not None and spec.moe is not None
     assert (spec.mla.kv_lora_rank, spec.mla.qk_rope_head_dim, spec.head_dim) == (512, 64, 192)
     assert (spec.moe.num_experts, spec.moe.topk_groups, spec.moe.layers) == (256, 4, tuple(range(3, 61)))
@@ -219,9 +217,7 @@ KEYS = sorted({key for family in FAMILIES.values() for key in family.defaults} |
 
 
 @settings(deadline=None, max_examples=300)
-@given(
-    st.sampled_from(sorted(FAMILIES)), st.dictionaries(st.sampled_from(KEYS), JUNK, min_size=1, max_size=3)
-)
+@given(st.sampled_from(sorted(FAMILIES)), st.dictionaries(st.sampled_from(KEYS), JUNK, min_size=1, max_size=3))
 def test_a_hostile_config_gives_a_spec_or_a_value_error(model_type: str, junk: dict[str, Any]) -> None:
     """Whatever stands in a config, reading it ends in a sane ModelSpec or in one clear error."""
     try:

@@ -84,11 +84,7 @@ def test_longrope_has_a_list_for_short_and_one_for_long_deployments(length: int,
     got, factor = inverse_frequencies(spec.rope, spec.head_dim, length)
     expected, expected_factor = ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", seq_len=length)
     assert got == pytest.approx(expected.tolist(), rel=1e-5)
-    assert (
-        factor
-        == pytest.approx(expected_factor)
-        == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
-    )
+    assert factor == pytest.approx(expected_factor) == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
     short, _ = inverse_frequencies(spec.rope, spec.head_dim, 1)
     assert (got != short) == longer
 

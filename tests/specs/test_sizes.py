@@ -86,9 +86,7 @@ LLAMA_70B = {
 
 def test_llama_70b() -> None:
     spec = from_hf(LLAMA_70B)
-    assert (
-        num_parameters(spec) == 70_553_706_496
-    )  # the checkpoint's own index says 141,107,412,992 bytes of bf16
+    assert num_parameters(spec) == 70_553_706_496  # the checkpoint's own index says 141,107,412,992 bytes of bf16
     assert kv_bytes_per_token(spec) == 2 * 80 * 8 * 128 * 2 == 327_680
     assert kv_bytes(spec, 1000, "bf16") == 327_680_000
 
@@ -109,9 +107,7 @@ def test_active_parameters_leave_out_idle_experts() -> None:
 
 
 def test_windows_bound_the_cache() -> None:
-    spec = replace(
-        from_hf(LLAMA_70B), num_hidden_layers=2, layer_types=("sliding", "full"), sliding_window=100
-    )
+    spec = replace(from_hf(LLAMA_70B), num_hidden_layers=2, layer_types=("sliding", "full"), sliding_window=100)
     token = layer_kv_bytes_per_token(spec, 0)
     assert kv_bytes(spec, 1000) == (100 + 1000) * token
     assert kv_bytes(spec, 1000, keep_all=True) == 2000 * token
@@ -123,9 +119,7 @@ def test_latent_attention_caches_one_vector_for_all_heads() -> None:
 
 
 def test_linear_layers_keep_a_state_instead_of_a_cache() -> None:
-    spec: ModelSpec = from_hf(
-        {**SMALL, "model_type": "qwen3_next", "num_experts": 8, "num_key_value_heads": 2}
-    )
+    spec: ModelSpec = from_hf({**SMALL, "model_type": "qwen3_next", "num_experts": 8, "num_key_value_heads": 2})
     assert kv_bytes_per_token(spec) == 2 * 2 * 256 * 2  # one full layer of four
     assert linear_state_bytes(spec) == 3 * (32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2)
     assert linear_state_bytes(from_hf(LLAMA_70B)) == 0

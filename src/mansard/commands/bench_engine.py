@@ -33,7 +33,7 @@ def offline(
     activations: Activations = "int8",
     threads: options.Threads = None,
     detail: Annotated[
-        bool, typer.Option(help="Take every point's decode step apart.", rich_help_panel=o.OUTPUT)
+        bool, typer.Option("--detail", help="Take every point's decode step apart, op by op.", rich_help_panel=o.OUTPUT)
     ] = False,
     json_file: o.JsonFile = None,
     html_file: o.HtmlFile = None,
@@ -46,7 +46,7 @@ def offline(
     from mansard.bench.offline import grid
 
     points = grid(_numbers("batch", batch), _numbers("prompt", prompt), _numbers("output", output))
-    result, found = _measure(model, points, runs, kv_dtype, activations, threads)
+    result, found = _measure(model, points, runs, kv_dtype, activations, threads, detail)
     _show(found, detail)
     if json_file is not None:
         json_file.write_text(result.to_json(), encoding="utf-8")
@@ -66,19 +66,28 @@ def latency(
     kv_dtype: options.KvDtype = "auto",
     activations: Activations = "int8",
     threads: options.Threads = None,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="Time every op, beside its price.", rich_help_panel=o.OUTPUT)
+    ] = False,
     json_file: o.JsonFile = None,
 ) -> None:
     """Time one batch, and show where a token's time goes."""
     from mansard.bench.offline import GridPoint
 
-    result, found = _measure(model, [GridPoint(batch, prompt, output)], runs, kv_dtype, activations, threads)
+    result, found = _measure(model, [GridPoint(batch, prompt, output)], runs, kv_dtype, activations, threads, detail)
     _show(found, True)
     if json_file is not None:
         json_file.write_text(result.to_json(), encoding="utf-8")
 
 
 def _measure(
-    model: str, points: list[GridPoint], runs: int, kv_dtype: str, activations: str, threads: int | None
+    model: str,
+    points: list[GridPoint],
+    runs: int,
+    kv_dtype: str,
+    activations: str,
+    threads: int | None,
+    detail: bool,
 ) -> tuple[BenchResult, list[OfflinePoint]]:
     from mansard.bench.environment import environment
     from mansard.bench.offline import bench_offline, limits_for
@@ -91,7 +100,11 @@ def _measure(
     chosen = limits_for(points, given)
     loaded = load(model, chosen)
     roof, nonce = host_roof(threads), fresh_nonce()
-    found = bench_offline(loaded, chosen, points, roof, nonce, runs, lambda p: typer.echo(f"  {_name(p)}", err=True))
+
+    def tell(point: GridPoint) -> None:
+        typer.echo(f"  {_name(point)}", err=True)
+
+    found = bench_offline(loaded, chosen, points, roof, nonce, runs, tell, detail=detail)
     target = {"model": loaded.name, "kv_dtype": kv_dtype, "activations": activations, "threads": threads}
     workload = {"points": [asdict(p) for p in points], "runs": runs, "nonce": nonce}
     extra: dict[str, Any] = {"points": [{**asdict(p), "mbu": p.mbu, "mfu": p.mfu} for p in found]}
@@ -100,13 +113,15 @@ def _measure(
 
 
 def _show(found: list[OfflinePoint], detail: bool) -> None:
-    from mansard.bench.terminal import open_console, show_headroom, show_offline
+    from mansard.bench.terminal import open_console, show_headroom, show_offline, show_op_detail
 
     console = open_console()
     show_offline(console, found)
     for point in found if detail else found[:1]:
         if point.headroom is not None:
             show_headroom(console, point.headroom)
+        if point.op_detail is not None:
+            show_op_detail(console, point.op_detail)
 
 
 def _hold(found: list[OfflinePoint], min_mbu: float | None, min_rate: float | None) -> None:

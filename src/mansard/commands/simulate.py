@@ -248,8 +248,13 @@ def _progress(experiment: Experiment, wanted: bool) -> Iterator[Callable[[int, f
 
 
 def _experiments(
-    choices: _Choices, deployment: Callable[[str], Deployment], plan: TrafficPlan, settings: dict[str, Any],
-    batch_window_s: float, router: str, slo: Slo | None,
+    choices: _Choices,
+    deployment: Callable[[str], Deployment],
+    plan: TrafficPlan,
+    settings: dict[str, Any],
+    batch_window_s: float,
+    router: str,
+    slo: Slo | None,
 ) -> list[Experiment]:
     """Return one experiment for each combination, labelled by what varies."""
     found: list[Experiment] = []
@@ -274,8 +279,15 @@ def _experiments(
 
 
 def _deployment(
-    spec: ModelSpec, gpu: str, sizes: tuple[int | None, int, int, int], replicas: int | None, precision: PrecisionPlan,
-    engine: str, memory_fraction: float | None, disaggregate: str | None, link_gb_s: float | None,
+    spec: ModelSpec,
+    gpu: str,
+    sizes: tuple[int | None, int, int, int],
+    replicas: int | None,
+    precision: PrecisionPlan,
+    engine: str,
+    memory_fraction: float | None,
+    disaggregate: str | None,
+    link_gb_s: float | None,
 ) -> Deployment:
     """Return the deployment that the options describe.
 

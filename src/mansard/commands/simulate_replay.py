@@ -25,8 +25,15 @@ def calibrated(deployment: Deployment, path: Path) -> Deployment:
 
 
 def show_replay(
-    console: Console, path: Path, model: str, gpu: str, formats: tuple[str, str], tp: int | None, engine: str,
-    profile: Path | None, as_json: bool,
+    console: Console,
+    path: Path,
+    model: str,
+    gpu: str,
+    formats: tuple[str, str],
+    tp: int | None,
+    engine: str,
+    profile: Path | None,
+    as_json: bool,
 ) -> None:
     """Print the parity of the plans and, when the model and hardware are known, the error of the step times.
 

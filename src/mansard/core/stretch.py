@@ -19,9 +19,7 @@ from mansard.core.types import SequenceOutput
 _MANY_STEPS = 1 << 30
 
 
-def num_quiet_steps(
-    scheduler: Scheduler, now: float, outputs_are_new: bool = False, at_most: int | None = None
-) -> int:
+def num_quiet_steps(scheduler: Scheduler, now: float, outputs_are_new: bool = False, at_most: int | None = None) -> int:
     """Return how many next steps, `at_most` so many, decode one token of each running sequence and do nothing else.
 
     It holds while no request is added or ended from outside and no sampled token ends a sequence before the last of

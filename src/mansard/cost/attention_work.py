@@ -67,8 +67,15 @@ def latent_attention_work(op: LatentAttention, count: int, shape: StepShape, for
 
 
 def _both_phases(
-    name: str, count: int, shape: StepShape, limit: int | None, *, decode_flops: float, pair_flops: float,
-    kv_bytes: float, query_bytes: float,
+    name: str,
+    count: int,
+    shape: StepShape,
+    limit: int | None,
+    *,
+    decode_flops: float,
+    pair_flops: float,
+    kv_bytes: float,
+    query_bytes: float,
 ) -> list[Work]:
     """Count attention's decodes and chunks: FLOPs a key or pair, bytes a cached token, bytes a query."""
     works: list[Work] = []

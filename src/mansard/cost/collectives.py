@@ -31,7 +31,11 @@ class LinkConstants:
 
 
 def collective_time(
-    collective: str, message_bytes: Number, num_ranks: int, hardware: HardwareSpec, constants: LinkConstants,
+    collective: str,
+    message_bytes: Number,
+    num_ranks: int,
+    hardware: HardwareSpec,
+    constants: LinkConstants,
     launches: Number = 1.0,
 ) -> Number:
     """Return how long one collective over `num_ranks` ranks takes.

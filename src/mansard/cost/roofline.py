@@ -133,7 +133,11 @@ class PricedProgram:
     """A program prepared for pricing on one hardware: equal ops counted once, constants resolved."""
 
     def __init__(
-        self, program: Program, hardware: HardwareSpec, profile: Profile, precision: PrecisionPlan,
+        self,
+        program: Program,
+        hardware: HardwareSpec,
+        profile: Profile,
+        precision: PrecisionPlan,
         layout: Layout | None = None,
     ) -> None:
         """Group the program's ops and resolve `precision` on `hardware`.
@@ -193,9 +197,17 @@ class PricedProgram:
     def _cost(self, work: Work) -> OpCost:
         if work.kind == "network":
             kind = self.hardware.link_between(work.num_ranks).kind
-            network = work.count * self.profile.engine.network_scale * collective_time(
-                work.collective, work.network_bytes, work.num_ranks, self.hardware, self.profile.link(kind),
-                work.launches,
+            network = (
+                work.count
+                * self.profile.engine.network_scale
+                * collective_time(
+                    work.collective,
+                    work.network_bytes,
+                    work.num_ranks,
+                    self.hardware,
+                    self.profile.link(kind),
+                    work.launches,
+                )
             )
             return OpCost(work, network, 0.0, 0.0, 0.0, network)
         part = self.formats.parts[work.part]
@@ -208,7 +220,11 @@ class PricedProgram:
 
 
 def price(
-    program: Program, shape: StepShape, hardware: HardwareSpec, profile: Profile, precision: PrecisionPlan,
+    program: Program,
+    shape: StepShape,
+    hardware: HardwareSpec,
+    profile: Profile,
+    precision: PrecisionPlan,
     layout: Layout | None = None,
 ) -> StepCost:
     """Return what one step of `program` costs on `hardware`, op by op.

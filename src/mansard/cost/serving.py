@@ -167,8 +167,15 @@ def _summarize(
 
 
 def offline_throughput(
-    spec: ModelSpec, hardware: HardwareSpec, *, input_tokens: Number, output_tokens: Number, layout: Layout,
-    precision: PrecisionPlan, engine: str = "vllm", capacity_tokens: Number | None = None,
+    spec: ModelSpec,
+    hardware: HardwareSpec,
+    *,
+    input_tokens: Number,
+    output_tokens: Number,
+    layout: Layout,
+    precision: PrecisionPlan,
+    engine: str = "vllm",
+    capacity_tokens: Number | None = None,
 ) -> ServingEstimate:
     """Return the estimate with every request queued at once: the cache decides how many run.
 

@@ -190,8 +190,14 @@ def _packed_prefill(priced: PricedProgram, prompt: Number, start: Number, chunk:
 
 
 def _queue(
-    priced: PricedProgram, load: Load, running: Number, decoding: Number, num_chunks: Number, chunk: Number,
-    start: Number, steps: tuple[Number, Number, Number],
+    priced: PricedProgram,
+    load: Load,
+    running: Number,
+    decoding: Number,
+    num_chunks: Number,
+    chunk: Number,
+    start: Number,
+    steps: tuple[Number, Number, Number],
 ) -> Number:
     """Return the mean wait for other prompts: the burst's, and the M/D/1 wait of those spread out."""
     added, mixed, tpot = steps

@@ -8,9 +8,7 @@ from typing import Literal
 from mansard.cost.formats import Part
 from mansard.cost.shape import Number
 
-Kind = Literal[
-    "gemm", "moe", "decode_attention", "prefill_attention", "linear_attention", "elementwise", "network"
-]
+Kind = Literal["gemm", "moe", "decode_attention", "prefill_attention", "linear_attention", "elementwise", "network"]
 
 
 @dataclass(frozen=True, slots=True)

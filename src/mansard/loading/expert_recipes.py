@@ -115,9 +115,7 @@ def _fused_dense(prefix: str, gate_up: StoredTensor, down: StoredTensor) -> dict
     """Split dense fused tensors; shapes tell [E, 2I, H] + [E, H, I] from [E, H, 2I] + [E, I, H]."""
     even, odd, every = slice(0, None, 2), slice(1, None, 2), slice(None)
     if len(gate_up.shape) != 3 or len(down.shape) != 3:
-        raise ValueError(
-            f"{gate_up.name} {gate_up.shape} and {down.name} {down.shape} must have three dimensions"
-        )
+        raise ValueError(f"{gate_up.name} {gate_up.shape} and {down.name} {down.shape} must have three dimensions")
     if gate_up.shape[1] == 2 * down.shape[2] and gate_up.shape[2] == down.shape[1]:
         width = down.shape[2]
         gate, up = expert_rows(gate_up, slice(0, width)), expert_rows(gate_up, slice(width, None))

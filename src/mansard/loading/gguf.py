@@ -312,9 +312,7 @@ def _tensor_format(cursor: _Cursor, kind: int, name: str) -> NumberFormat:
     cursor.fail(f"type of {name!r}", label, f"supported are {known}; requantize the file")
 
 
-def _map_tensors(
-    mapped: MappedFile, infos: list[_Info], data_start: int, alignment: int
-) -> dict[str, StoredTensor]:
+def _map_tensors(mapped: MappedFile, infos: list[_Info], data_start: int, alignment: int) -> dict[str, StoredTensor]:
     end, previous = 0, "the header"
     for info in sorted(infos, key=lambda i: i.offset):
         field = f"offset of {info.name!r}"
@@ -331,6 +329,5 @@ def _map_tensors(
             raise ModelFileError(mapped.path, field, info.offset, f"it overlaps {previous!r}")
         end, previous = info.offset + info.num_bytes, info.name
     return {
-        i.name: StoredTensor(i.name, i.format, i.shape, mapped.view(data_start + i.offset, i.num_bytes))
-        for i in infos
+        i.name: StoredTensor(i.name, i.format, i.shape, mapped.view(data_start + i.offset, i.num_bytes)) for i in infos
     }

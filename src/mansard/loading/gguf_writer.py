@@ -73,9 +73,7 @@ def _encode(value: Any, key: str) -> tuple[int, bytes]:
         return 8, _string(value)
     if isinstance(value, list | tuple) and value:
         return 9, _array(list(value), key)
-    raise ValueError(
-        f"GGUF metadata {key!r} cannot be {value!r}; use bool, int, float, str or a non-empty list"
-    )
+    raise ValueError(f"GGUF metadata {key!r} cannot be {value!r}; use bool, int, float, str or a non-empty list")
 
 
 def _encode_int(value: int) -> tuple[int, bytes]:

@@ -29,9 +29,7 @@ def download(repo_id: str, revision: str | None = None) -> Path:
 
     patterns = list(PATTERNS)
     try:
-        cached = Path(
-            snapshot_download(repo_id, revision=revision, allow_patterns=patterns, local_files_only=True)
-        )
+        cached = Path(snapshot_download(repo_id, revision=revision, allow_patterns=patterns, local_files_only=True))
         if is_complete(cached):
             return cached
     except LocalEntryNotFoundError:

@@ -95,9 +95,7 @@ def _from_folder(folder: Path, name: str, single: Path | None = None) -> ModelFi
             return _gguf(ggufs[0], name)
         if ggufs:
             listed = ", ".join(p.name for p in ggufs)
-            raise ModelFileError(
-                folder, "folder", listed, "it holds several GGUF files; give the path of one"
-            )
+            raise ModelFileError(folder, "folder", listed, "it holds several GGUF files; give the path of one")
         limit = "it must hold config.json and safetensors, or one .gguf file"
         raise ModelFileError(folder, "folder", str(folder), limit)
     weights = (single,) if single else safetensors_paths(folder)

@@ -75,9 +75,7 @@ _HF_PREFIXES = (
     ("language_model.lm_head.", "lm_head."),
 )
 _HF_IGNORED = re.compile(r".*(rotary_emb\.inv_freq|self_attn\.masked_bias)")
-_HF_OTHER_PARTS = re.compile(
-    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower)\..*"
-)
+_HF_OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower)\..*")
 _HF_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _MIXTRAL_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _MIXTRAL_EXPERT = re.compile(r"experts\.(\d+)\.(w[123])\.(weight|bias)")

@@ -41,9 +41,7 @@ def unpermuted(tensor: StoredTensor, num_heads: int) -> Recipe:
     """
     num_rows = tensor.shape[0]
     if num_heads < 1 or num_rows % (2 * num_heads):
-        raise ValueError(
-            f"{tensor.name} has {num_rows} rows, which are not {num_heads} heads of an even size"
-        )
+        raise ValueError(f"{tensor.name} has {num_rows} rows, which are not {num_heads} heads of an even size")
 
     def build() -> Bytes:
         halves = num_rows // num_heads // 2

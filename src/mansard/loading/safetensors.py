@@ -73,9 +73,7 @@ class SafetensorsFile:
             view = mapped.view(data_start + begin, stop - begin)
             tensors[name] = StoredTensor(name, _DTYPES[number], shape, view)
         if end != data_bytes:
-            raise ModelFileError(
-                path, "end of the last tensor", end, f"the file holds {data_bytes} bytes of data"
-            )
+            raise ModelFileError(path, "end of the last tensor", end, f"the file holds {data_bytes} bytes of data")
         return SafetensorsFile(mapped.path, metadata, tensors, mapped)
 
 
@@ -84,9 +82,7 @@ def _read_header(mapped: MappedFile) -> tuple[dict[str, Any], int]:
         raise ModelFileError(mapped.path, "file size", mapped.size, "a safetensors file has at least 8 bytes")
     length = int.from_bytes(mapped.map[:8], "little")
     if length > MAX_HEADER_BYTES:
-        raise ModelFileError(
-            mapped.path, "header length", length, f"at most {MAX_HEADER_BYTES} bytes are allowed"
-        )
+        raise ModelFileError(mapped.path, "header length", length, f"at most {MAX_HEADER_BYTES} bytes are allowed")
     if length > mapped.size - 8:
         limit = f"only {mapped.size - 8} bytes follow; the file is truncated"
         raise ModelFileError(mapped.path, "header length", length, limit)
@@ -209,13 +205,9 @@ def _weight_map(index: Path) -> dict[str, str]:
         parts = PurePosixPath(file).parts if isinstance(file, str) else ()
         inside = parts and ".." not in parts and not file.startswith("/") and not set(file) & set("\\\0:")
         if not inside:
-            raise ModelFileError(
-                index, f"weight_map of {name!r}", file, "it must be a file inside the folder"
-            )
+            raise ModelFileError(index, f"weight_map of {name!r}", file, "it must be a file inside the folder")
         if not (index.parent / file).is_file():
-            raise ModelFileError(
-                index, f"weight_map of {name!r}", file, "there is no such shard; download it again"
-            )
+            raise ModelFileError(index, f"weight_map of {name!r}", file, "there is no such shard; download it again")
     return mapping
 
 
@@ -223,6 +215,4 @@ def _check_index(index: Path, files: tuple[SafetensorsFile, ...]) -> None:
     held = {file.path: file.tensors for file in files}
     for name, shard in _weight_map(index).items():
         if name not in held[index.parent / shard]:
-            raise ModelFileError(
-                index, f"weight_map of {name!r}", shard, "that shard does not hold the tensor"
-            )
+            raise ModelFileError(index, f"weight_map of {name!r}", shard, "that shard does not hold the tensor")

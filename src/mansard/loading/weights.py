@@ -33,9 +33,7 @@ from mansard.specs.precision import NumberFormat, number_formats
 
 _EXPERT = re.compile(r"(.+\.mlp\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.(weight|bias)")
 _FUSED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)(_bias|_blocks|_scales)?")
-_PREQUANTIZED = re.compile(
-    r".+\.(qweight|qzeros|scales|g_idx|weight_scale|weight_scale_inv|weight_packed|absmax)"
-)
+_PREQUANTIZED = re.compile(r".+\.(qweight|qzeros|scales|g_idx|weight_scale|weight_scale_inv|weight_packed|absmax)")
 _QK = re.compile(r".+\.self_attn\.([qk])_proj\.(weight|bias)")
 
 
@@ -147,9 +145,7 @@ def weights_of_gguf(file: GgufFile) -> Weights:
     if file.metadata.get("split.count", 0) not in (0, 1):
         limit = "split files are not supported; merge them first (llama-gguf-split --merge)"
         raise ModelFileError(file.path, "split.count", file.metadata["split.count"], limit)
-    named, unmapped = _canonical(
-        file.path, {n: canonical_gguf(n, architecture) for n in file.tensors}, file.tensors
-    )
+    named, unmapped = _canonical(file.path, {n: canonical_gguf(n, architecture) for n in file.tensors}, file.tensors)
     recipes = _recipes(file.path, named)
     if architecture in PERMUTED_ARCHITECTURES:
         recipes |= _unpermuted(file, named)
@@ -168,9 +164,7 @@ def weights_of_safetensors(model: SafetensorsModel) -> Weights:
     named, unmapped = _canonical(model.path, {n: canonical_hf(n) for n in model.tensors}, model.tensors)
     for name in named:
         if _PREQUANTIZED.fullmatch(name):
-            limit = (
-                "GPTQ, AWQ, fp8 and bitsandbytes checkpoints are not supported; use the original or a GGUF"
-            )
+            limit = "GPTQ, AWQ, fp8 and bitsandbytes checkpoints are not supported; use the original or a GGUF"
             raise ModelFileError(model.path, "tensor", name, limit)
     weights = Weights(model.path, _recipes(model.path, named), tuple(f.mapped for f in model.files))
     weights.unmapped = tuple(unmapped)
@@ -190,9 +184,7 @@ def _canonical(
             raise ModelFileError(path, "tensor", name, limit)
         named[canonical] = tensors[name]
     if not named:
-        raise ModelFileError(
-            path, "tensors", sorted(tensors)[:3], "the file holds no weights of a known model"
-        )
+        raise ModelFileError(path, "tensors", sorted(tensors)[:3], "the file holds no weights of a known model")
     return named, [n for n, canonical in names.items() if canonical is None]
 
 
@@ -239,9 +231,7 @@ def _unpermuted(file: GgufFile, named: Mapping[str, StoredTensor]) -> dict[str, 
     num_heads = file.metadata.get(field)
     num_kv_heads = file.metadata.get(field + "_kv", num_heads)
     if type(num_heads) is not int or type(num_kv_heads) is not int:
-        raise ModelFileError(
-            file.path, field, [num_heads, num_kv_heads], "one number for all layers is needed"
-        )
+        raise ModelFileError(file.path, field, [num_heads, num_kv_heads], "one number for all layers is needed")
     recipes: dict[str, Recipe] = {}
     for name, tensor in named.items():
         if match := _QK.fullmatch(name):

@@ -105,9 +105,7 @@ class _Builder:
 
     def norm(self, source: str, output: str, weight: str, add: bool = False) -> RmsNorm:
         spec = self.spec
-        return RmsNorm(
-            source, output, weight, spec.hidden_size, spec.rms_norm_eps, spec.norm_unit_offset, add
-        )
+        return RmsNorm(source, output, weight, spec.hidden_size, spec.rms_norm_eps, spec.norm_unit_offset, add)
 
     def end_block(self, norm_name: str) -> None:
         """Bring a block's output in `out` into the residual, when its last op could not."""

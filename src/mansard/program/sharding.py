@@ -41,9 +41,7 @@ def shard(spec: ModelSpec, num_ranks: int) -> Shard:
         _kv_heads(spec.num_key_value_heads, num_ranks),
         _divide(spec.intermediate_size, num_ranks, "intermediate_size") if dense else 0,
         _divide(moe.moe_intermediate_size, num_ranks, "moe_intermediate_size") if moe else 0,
-        _divide(moe.shared_expert_intermediate_size, num_ranks, "shared_expert_intermediate_size")
-        if moe
-        else 0,
+        _divide(moe.shared_expert_intermediate_size, num_ranks, "shared_expert_intermediate_size") if moe else 0,
         -(-spec.vocab_size // num_ranks),
     )
 
@@ -56,7 +54,5 @@ def _divide(count: int, num_ranks: int, what: str) -> int:
 
 def _kv_heads(count: int, num_ranks: int) -> int:
     if count % num_ranks and num_ranks % count:
-        raise ValueError(
-            f"tensor_parallel {num_ranks} neither divides {count} KV heads nor is a multiple of them"
-        )
+        raise ValueError(f"tensor_parallel {num_ranks} neither divides {count} KV heads nor is a multiple of them")
     return max(1, count // num_ranks)

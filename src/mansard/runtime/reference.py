@@ -96,9 +96,7 @@ class ReferenceExecutor:
             self.cache[op.cache_layer] = np.zeros(shape, np.float32)
         return self.cache[op.cache_layer]
 
-    def slots(
-        self, sequence: ScheduledSequence, end: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def slots(self, sequence: ScheduledSequence, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return block and offset of each position before `end`. Shapes: both [end]."""
         positions = np.arange(end)
         table = np.asarray(sequence.block_ids, np.int64)
@@ -132,9 +130,7 @@ class _Step:
         lengths = [len(s.token_ids) for s in plan.sequences]
         self.starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         self.token_ids = np.concatenate([np.asarray(s.token_ids, np.int64) for s in plan.sequences])
-        self.positions = np.concatenate(
-            [s.start + np.arange(n) for s, n in zip(plan.sequences, lengths, strict=True)]
-        )
+        self.positions = np.concatenate([s.start + np.arange(n) for s, n in zip(plan.sequences, lengths, strict=True)])
 
     def run(self, op: Op) -> None:
         interpret = _INTERPRETERS.get(type(op))
@@ -254,9 +250,7 @@ def _all_gather(step: _Step, op: AllGather) -> None:
 def _logits(step: _Step, op: Logits) -> None:
     """logits: [sum of num_logits, V], sequence after sequence."""
     ends = step.starts[1:]
-    wanted = np.concatenate(
-        [np.arange(e - s.num_logits, e) for s, e in zip(step.sequences, ends, strict=True)]
-    )
+    wanted = np.concatenate([np.arange(e - s.num_logits, e) for s, e in zip(step.sequences, ends, strict=True)])
     x = step.registers[op.input][wanted.astype(np.int64)]
     logits = ops.linear(x, step.executor.weight(op.weight)) * np.float32(op.scale)
     step.write("logits", ops.softcap(logits, op.softcap))

@@ -98,9 +98,7 @@ class ConfigReader:
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
             raise ValueError(f"{self.source}: {key!r} is {_short(value)}; expected a list")
         if len(value) > max_length:
-            raise ValueError(
-                f"{self.source}: {key!r} has {len(value)} entries; at most {max_length} are expected"
-            )
+            raise ValueError(f"{self.source}: {key!r} has {len(value)} entries; at most {max_length} are expected")
         return value
 
     def numbers(self, key: str, max_length: int = MAX_SIZE) -> tuple[float, ...] | None:

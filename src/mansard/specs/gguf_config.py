@@ -80,9 +80,7 @@ def from_gguf(
     known = _ARCHITECTURES.get(arch)
     if known is None:
         supported = ", ".join(_ARCHITECTURES)
-        raise ValueError(
-            f"GGUF architecture {arch or '(missing)'!r} is not supported; supported: {supported}"
-        )
+        raise ValueError(f"GGUF architecture {arch or '(missing)'!r} is not supported; supported: {supported}")
     reader = _keys(metadata, arch)
     names = frozenset(tensor_names)
     nextn = reader.optional_integer("nextn_predict_layers", 0, MAX_LAYERS) or 0
@@ -160,15 +158,11 @@ def _heads(reader: ConfigReader, mla: MlaSpec | None) -> tuple[int, int, int]:
     if head_dim is None:
         hidden = reader.integer("embedding_length")
         if hidden % num_heads:
-            raise ValueError(
-                f"embedding_length {hidden} is no multiple of {num_heads} heads and no key_length"
-            )
+            raise ValueError(f"embedding_length {hidden} is no multiple of {num_heads} heads and no key_length")
         head_dim = hidden // num_heads
     if head_dim % 2 or reader.raw("attention.value_length") not in (None, head_dim):
         values = reader.raw("attention.value_length")
-        raise ValueError(
-            f"heads of {head_dim} (values: {values}) are not supported; they must be even and equal"
-        )
+        raise ValueError(f"heads of {head_dim} (values: {values}) are not supported; they must be even and equal")
     return num_heads, num_kv_heads, head_dim
 
 
@@ -205,9 +199,7 @@ def _layer_types(
     pattern = reader.raw(key)
     if isinstance(pattern, Sequence) and not isinstance(pattern, (str, bytes)):
         if len(pattern) != num_layers:
-            raise ValueError(
-                f"{reader.source}: {key!r} names {len(pattern)} layers; the model has {num_layers}"
-            )
+            raise ValueError(f"{reader.source}: {key!r} names {len(pattern)} layers; the model has {num_layers}")
         types: list[LayerType] = ["sliding" if entry else "full" for entry in pattern]
     else:
         every = reader.optional_integer(key, 0, MAX_LAYERS)
@@ -219,18 +211,12 @@ def _layer_types(
 def _rope(reader: ConfigReader, arch: str, head_dim: int) -> RopeSpec:
     width = reader.optional_integer("rope.dimension_count", 2, 1 << 12) or head_dim
     if width % 2 or width > head_dim:
-        raise ValueError(
-            f"rope.dimension_count is {width}; it must be even and at most the head's {head_dim}"
-        )
+        raise ValueError(f"rope.dimension_count is {width}; it must be even and at most the head's {head_dim}")
     name = reader.text("rope.scaling.type", "none")
     kind = _ROPE_KINDS.get(name)
     if kind is None:
         raise ValueError(f"rope scaling {name!r} is not supported; supported: {', '.join(_ROPE_KINDS)}")
-    factor = (
-        reader.optional_positive("rope.scaling.factor")
-        or reader.optional_positive("rope.scale_linear")
-        or 1.0
-    )
+    factor = reader.optional_positive("rope.scaling.factor") or reader.optional_positive("rope.scale_linear") or 1.0
     if kind == "default" and factor != 1.0 and not reader.has("rope.scaling.type"):
         kind = "linear"
     trained = reader.optional_integer("rope.scaling.original_context_length", 2, MAX_TOKENS)
@@ -248,9 +234,7 @@ def _rope(reader: ConfigReader, arch: str, head_dim: int) -> RopeSpec:
     )
 
 
-def _with_factors(
-    spec: ModelSpec, names: frozenset[str], factors: Mapping[str, Sequence[float]]
-) -> ModelSpec:
+def _with_factors(spec: ModelSpec, names: frozenset[str], factors: Mapping[str, Sequence[float]]) -> ModelSpec:
     """Return `spec` with the file's rope factors: one list for all lengths (Llama 3), or two (Phi-3)."""
     wanted = [tensor for tensor in ROPE_FACTOR_TENSORS if tensor in names]
     if not wanted:
@@ -259,17 +243,13 @@ def _with_factors(
     for tensor in wanted:
         numbers = ConfigReader(factors, source="the GGUF file").numbers(tensor, 1 << 12)
         if numbers is None:
-            raise ValueError(
-                f"the file has {tensor}, whose values the architecture depends on: pass rope_factors"
-            )
+            raise ValueError(f"the file has {tensor}, whose values the architecture depends on: pass rope_factors")
         if len(numbers) != planes:
             raise ValueError(f"{tensor} has {len(numbers)} numbers; {planes} rotated planes need one each")
     if "rope_freqs.weight" in wanted:
         return with_frequency_divisors(spec, factors["rope_freqs.weight"])
     if len(wanted) != 2:
-        raise ValueError(
-            f"the file has {wanted[0]} alone; longrope needs a list for short and one for long contexts"
-        )
+        raise ValueError(f"the file has {wanted[0]} alone; longrope needs a list for short and one for long contexts")
     return replace(spec, rope=_longrope(spec, factors))
 
 
@@ -286,9 +266,7 @@ def _longrope(spec: ModelSpec, factors: Mapping[str, Sequence[float]]) -> RopeSp
     return replace(rope, attention_factor=attention_factor(rope))
 
 
-def _moe(
-    reader: ConfigReader, known: _Architecture, names: frozenset[str], num_layers: int
-) -> MoeSpec | None:
+def _moe(reader: ConfigReader, known: _Architecture, names: frozenset[str], num_layers: int) -> MoeSpec | None:
     num_experts = reader.optional_integer("expert_count", 0, 1 << 14) or 0
     if num_experts == 0:
         return None

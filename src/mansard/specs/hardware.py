@@ -109,9 +109,7 @@ class HardwareSpec:
         if num_devices <= self.link.max_devices:
             return self.link
         pcie = LinkSpec("pcie4", 31.5e9, 25e-6, 8)  # bridged pairs talk over PCIe beyond their bridge
-        return (
-            pcie if "bridge" in self.link.kind and num_devices <= pcie.max_devices else self.inter_node_link
-        )
+        return pcie if "bridge" in self.link.kind and num_devices <= pcie.max_devices else self.inter_node_link
 
     def with_price(self, usd_per_hour: float, date: str = "given") -> HardwareSpec:
         """Return the same hardware at another price per device and hour."""
@@ -119,6 +117,4 @@ class HardwareSpec:
 
     def with_memory(self, memory_bytes: int) -> HardwareSpec:
         """Return the same hardware with `memory_bytes`, all of it visible (a CPU socket, a board variant)."""
-        return replace(
-            self, memory_bytes=memory_bytes, visible_memory_bytes=memory_bytes, visible_memory_known=True
-        )
+        return replace(self, memory_bytes=memory_bytes, visible_memory_bytes=memory_bytes, visible_memory_known=True)

@@ -170,9 +170,7 @@ def _heads(reader: ConfigReader, family: Family) -> dict[str, int]:
     head_dim = reader.optional_integer("head_dim", 1, 1 << 12)
     if head_dim is None:
         if hidden % num_heads:
-            raise ValueError(
-                f"hidden_size {hidden} is no multiple of {num_heads} heads, and there is no head_dim"
-            )
+            raise ValueError(f"hidden_size {hidden} is no multiple of {num_heads} heads, and there is no head_dim")
         head_dim = hidden // num_heads
     if head_dim % 2:
         raise ValueError(f"head_dim is {head_dim}; rotary embedding needs an even one")
@@ -213,15 +211,11 @@ def _activation(reader: ConfigReader, family: Family) -> Activation:
     name = reader.text(family.activation_key)
     activation = ACTIVATIONS.get(name)
     if activation is None:
-        raise ValueError(
-            f"{family.activation_key} {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
-        )
+        raise ValueError(f"{family.activation_key} {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     return activation
 
 
-def _layer_types(
-    reader: ConfigReader, family: Family, num_layers: int
-) -> tuple[tuple[LayerType, ...], int | None]:
+def _layer_types(reader: ConfigReader, family: Family, num_layers: int) -> tuple[tuple[LayerType, ...], int | None]:
     """Return each layer's type (empty: all full) and the window of the sliding ones."""
     window = reader.optional_integer("sliding_window", 0, MAX_TOKENS) or None
     if reader.has("max_window_layers") and not reader.flag("use_sliding_window"):

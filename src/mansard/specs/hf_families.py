@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-LayerRule = Literal[
-    "full", "all_sliding", "late_sliding", "even_sliding", "sliding_pattern", "linear", "chunked"
-]
+LayerRule = Literal["full", "all_sliding", "late_sliding", "even_sliding", "sliding_pattern", "linear", "chunked"]
 MoeStyle = Literal["mixtral", "qwen", "gpt_oss", "deepseek", "llama4"]
 
 
@@ -225,9 +223,7 @@ FAMILIES: Mapping[str, Family] = {
     "kimi_k2": _DEEPSEEK_V3_FAMILY,
     "qwen3_next": _QWEN3_NEXT,
     "qwen3_5_text": replace(_QWEN3_NEXT, defaults=_defaults(_QWEN_HYBRID, vocab_size=248_320)),
-    "qwen3_5_moe_text": replace(
-        _QWEN3_NEXT, defaults=_defaults(_QWEN_HYBRID_MOE, vocab_size=248_320, num_experts=256)
-    ),
+    "qwen3_5_moe_text": replace(_QWEN3_NEXT, defaults=_defaults(_QWEN_HYBRID_MOE, vocab_size=248_320, num_experts=256)),
     "glm4_moe": Family(
         _defaults(
             _LLAMA,

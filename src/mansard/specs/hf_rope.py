@@ -64,9 +64,7 @@ def _rope(config: ConfigReader, scaling: ConfigReader, head_dim: int) -> RopeSpe
     if kind == "llama3":
         low, high = scaling.positive("low_freq_factor"), scaling.positive("high_freq_factor")
         if high <= low:
-            raise ValueError(
-                f"rope llama3 has high_freq_factor {high}; it must be above low_freq_factor {low}"
-            )
+            raise ValueError(f"rope llama3 has high_freq_factor {high}; it must be above low_freq_factor {low}")
         return replace(rope, low_freq_factor=low, high_freq_factor=high)
     if kind == "yarn":
         return _yarn(rope, scaling)

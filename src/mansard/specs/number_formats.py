@@ -68,9 +68,7 @@ def format_kind(name: str) -> str:
             return kind
     if text in _EMULATED:
         return text
-    raise ValueError(
-        f"unknown number format {name!r}: known are {', '.join(FORMATS)} and GGUF kinds such as q4_k"
-    )
+    raise ValueError(f"unknown number format {name!r}: known are {', '.join(FORMATS)} and GGUF kinds such as q4_k")
 
 
 def support(hardware: HardwareSpec, name: str) -> Support:

@@ -21,9 +21,7 @@ from dataclasses import replace
 from mansard.specs.model import ModelSpec, RopeSpec
 
 
-def inverse_frequencies(
-    rope: RopeSpec, head_dim: int, max_position_embeddings: int
-) -> tuple[tuple[float, ...], float]:
+def inverse_frequencies(rope: RopeSpec, head_dim: int, max_position_embeddings: int) -> tuple[tuple[float, ...], float]:
     """Return the inverse frequency of each rotated plane, and the factor on cosine and sine.
 
     `max_position_embeddings` is the longest sequence in use (`RopeAndCache.max_position_embeddings`); it

@@ -15,9 +15,7 @@ from importlib import resources
 from mansard.specs.names import normalize_name, resolve_name
 
 REMEDY = "or write limits, for example ttft=450ms,tpot=40ms,p99"
-MLPERF_SOURCE = (
-    "mlcommons/inference mlperf.conf@b66003e1 and inference_policies inference_rules.adoc@ac93e89c"
-)
+MLPERF_SOURCE = "mlcommons/inference mlperf.conf@b66003e1 and inference_policies inference_rules.adoc@ac93e89c"
 _LIMIT = re.compile(r"(ttft|tpot)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)?")
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
@@ -58,8 +56,7 @@ def slos() -> Mapping[str, Slo]:
     file = resources.files("mansard.specs") / "presets" / "slos.toml"
     table = tomllib.loads(file.read_text(encoding="utf-8"))
     return {
-        name: Slo(entry["ttft_s"], entry["tpot_s"], name=name, source=MLPERF_SOURCE)
-        for name, entry in table.items()
+        name: Slo(entry["ttft_s"], entry["tpot_s"], name=name, source=MLPERF_SOURCE) for name, entry in table.items()
     }
 
 

@@ -93,9 +93,7 @@ class Workload:
         return cls(name, LengthDistribution.fixed(prompt), LengthDistribution.fixed(output), **settings)
 
     @classmethod
-    def from_requests(
-        cls, lengths: Iterable[tuple[int, int]], name: str = "trace", **settings: Any
-    ) -> Workload:
+    def from_requests(cls, lengths: Iterable[tuple[int, int]], name: str = "trace", **settings: Any) -> Workload:
         """Return the workload of a list of (prompt, output) lengths, taken as independent of each other."""
         pairs = list(lengths)
         return cls(
@@ -143,7 +141,5 @@ def find_workload(text: str) -> Workload:
     prompt, slash, output = text.partition("/")
     if slash and prompt.strip().isdigit() and output.strip().isdigit():
         return Workload.from_lengths(int(prompt), int(output), name=text.replace(" ", ""))
-    index = {
-        alias: name for name, entry in _table().items() for alias in (normalize_name(name), *entry["aliases"])
-    }
+    index = {alias: name for name, entry in _table().items() for alias in (normalize_name(name), *entry["aliases"])}
     return workloads()[resolve_name(text, index, "workload", REMEDY)]
