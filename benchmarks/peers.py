@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mansard.bench.machine_roof import host_name
 from mansard.core.types import Request, SamplingParams, ScheduledSequence, StepPlan
 from mansard.runtime.loader import load_model
 from mansard.runtime.model import EngineOptions
-from mansard.bench.machine_roof import host_name
 
 CONTEXT = 64
 MAX_BATCH = 32

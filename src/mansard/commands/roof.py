@@ -21,8 +21,8 @@ def roof(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure this machine's read bandwidth and arithmetic, and what matrix products reach of them."""
-    from mansard.cost.calibrate import save_calibration
     from mansard.bench.machine_roof import measure_roof
+    from mansard.cost.calibrate import save_calibration
 
     found = measure_roof(threads, isa, lambda what: typer.echo(f"measuring: {what} …", err=True))
     where = save_calibration(found) if save else None
