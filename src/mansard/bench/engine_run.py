@@ -25,7 +25,8 @@ from mansard.runtime.text_engine import TextEngine
 class StepTiming:
     """One step: what it computed and how long its parts took. Units: seconds.
 
-    compute_s: the kernels; sample_s: choosing tokens; host_s: the rest of the step (scheduling, text, bookkeeping).
+    compute_s: the kernels; sample_s: choosing tokens; host_s: the rest of the step (scheduling, text, bookkeeping);
+    op_seconds: each op of the program in order, where they were asked for.
     """
 
     num_decodes: int
@@ -34,6 +35,7 @@ class StepTiming:
     compute_s: float
     sample_s: float
     host_s: float = 0.0
+    op_seconds: tuple[float, ...] = ()
 
     @property
     def time_s(self) -> float:
@@ -52,10 +54,13 @@ class TimedExecutor:
 
     inner: Any  # computes logits: NativeExecutor
     sampler: Sampler
+    profiles: bool = False
     steps: list[StepTiming] = field(default_factory=list)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run `plan` and sample."""
+        if self.profiles:
+            self.inner.profile(True)  # from zero
         start = time.perf_counter()
         logits, offsets = self.inner.compute(plan)
         computed = time.perf_counter()
@@ -64,7 +69,9 @@ class TimedExecutor:
         decodes = [s for s in plan.sequences if s.start >= len(s.request.prompt_token_ids)]
         num_prompt = plan.num_tokens - sum(len(s.token_ids) for s in decodes)
         context = sum(s.start + len(s.token_ids) for s in plan.sequences)
-        self.steps.append(StepTiming(len(decodes), num_prompt, context, computed - start, ended - computed))
+        ops = tuple(self.inner.op_seconds) if self.profiles else ()
+        times = (computed - start, ended - computed)
+        self.steps.append(StepTiming(len(decodes), num_prompt, context, *times, op_seconds=ops))
         return StepResult(tuple(results), ended - start)
 
 
@@ -90,13 +97,15 @@ class EngineRun:
 
 
 def run_batch(
-    model: LoadedModel, options: EngineOptions, batch_size: int, num_prompt: int, num_output: int, nonce: int
-) -> EngineRun:
+    model: LoadedModel, options: EngineOptions, batch_size: int, num_prompt: int, num_output: int, nonce: int,
+    *, profiles: bool = False,
+) -> EngineRun:  # fmt: skip
     """Run `batch_size` requests of these lengths, all added at once; their prompts are random ids of this nonce.
 
+    profiles: note each op's time too, which costs a little of its own.
     Raises: ValueError when a request cannot fit.
     """
-    timed = TimedExecutor(model.executor, Sampler(model.spec.vocab_size, model.eos_token_ids))
+    timed = TimedExecutor(model.executor, Sampler(model.spec.vocab_size, model.eos_token_ids), profiles)
     engine = TextEngine(replace(model, executor=timed), options)
     params = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
     prompts = random_prompts(model, batch_size, num_prompt, nonce)
@@ -116,6 +125,8 @@ def run_batch(
             step = timed.steps[-1]
             rest = time.perf_counter() - began - step.compute_s - step.sample_s
             timed.steps[-1] = replace(step, host_s=max(0.0, rest))
+    if profiles:
+        timed.inner.profile(False)
     records = tuple(_record(i, start, num_prompt, num_output, found) for i, found in enumerate(deltas))
     return EngineRun(records, tuple(timed.steps), engine.now() - start)
 

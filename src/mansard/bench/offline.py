@@ -14,6 +14,7 @@ from typing import Any
 from mansard.bench.engine_run import EngineRun, run_batch
 from mansard.bench.headroom import Headroom, headroom
 from mansard.bench.metrics import check, tpot_s, ttft_s
+from mansard.bench.op_detail import OpDetail, op_detail
 from mansard.bench.roof import Roof
 from mansard.bench.step_demand import StepDemand
 from mansard.runtime.model import EngineOptions, LoadedModel
@@ -46,6 +47,7 @@ class OfflinePoint:
     headroom: Headroom | None
     spread: float
     num_runs: int
+    op_detail: OpDetail | None = None
 
     @property
     def mbu(self) -> float | None:
@@ -90,9 +92,12 @@ def bench_offline(
     nonce: int,
     num_runs: int = 3,
     on_run: Callable[[GridPoint], None] = lambda point: None,
+    *,
+    detail: bool = False,
 ) -> list[OfflinePoint]:
     """Run every point `num_runs` times after one warm-up of the first, and return what each came to.
 
+    detail: once more with every op timed, apart from the runs that count.
     Raises: ValueError when a batch does not fit the engine's limits.
     """
     first = points[0]
@@ -107,7 +112,18 @@ def bench_offline(
             found = run_batch(model, options, point.batch_size, point.num_prompt, point.num_output, seed)
             runs[point].append(found)
             on_run(point)
-    return [_point(p, found, demand_of(model), roof, multiplied_in(options)) for p, found in runs.items()]
+    points_found = [_point(p, found, demand_of(model), roof, multiplied_in(options)) for p, found in runs.items()]
+    if not detail:
+        return points_found
+    return [replace(p, op_detail=_detail(model, options, p.point, roof, nonce)) for p in points_found]
+
+
+def _detail(model: LoadedModel, options: EngineOptions, point: GridPoint, roof: Roof, nonce: int) -> OpDetail | None:
+    if not hasattr(model.executor, "profile"):
+        return None
+    size = (point.batch_size, point.num_prompt, point.num_output)
+    run = run_batch(model, options, *size, nonce, profiles=True)
+    return op_detail(run.decode_steps, demand_of(model), roof, multiplied_in(options), model.max_model_len)
 
 
 def _point(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mansard.cost.calibrate import load_calibration
+from mansard.cost.calibrate import HostCalibration, load_calibration
 from mansard.runtime.machine import num_usable_cores
 
 PROBE_BYTES = 256 << 20  # beyond every cache
@@ -33,6 +33,7 @@ class Roof:
     flops: Mapping[str, float]
     source: str
     is_calibrated: bool
+    calibration: HostCalibration | None = None  # what it comes from
 
     def peak(self, number_format: str) -> tuple[str, float]:
         """Return the format whose rate bounds arithmetic in `number_format`, and the rate."""
@@ -50,9 +51,8 @@ def host_roof(num_threads: int | None = None) -> Roof:
     if calibration is not None:
         usable = {n: rate for n, rate in calibration.read_bytes_per_s.items() if n <= threads}
         bandwidth = max((usable or calibration.read_bytes_per_s).values())
-        return Roof(
-            bandwidth, dict(calibration.flops), f"calibration of {calibration.measured_at or 'this host'}", True
-        )
+        source = f"calibration of {calibration.measured_at or 'this host'}"
+        return Roof(bandwidth, dict(calibration.flops), source, True, calibration)
     return _native_roof(threads) or Roof(
         probe_bandwidth(threads),
         {"fp32": probe_flops()},

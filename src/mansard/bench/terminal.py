@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mansard.bench.compare import Difference
 from mansard.bench.headroom import Headroom
 from mansard.bench.offline import OfflinePoint
+from mansard.bench.op_detail import OpDetail
 from mansard.bench.result import BenchResult
 from mansard.bench.statistics import Distribution
 from mansard.bench.summary import Lengths, Summary
@@ -102,6 +103,26 @@ def show_headroom(console: Console, report: Headroom) -> None:
         table.add_row(label, f"{seconds * 1e3:.3f}", f"{seconds / report.measured_s:.0%}")
     console.print(table)
     console.print(report.sentence())
+
+
+def show_op_detail(console: Console, detail: OpDetail) -> None:
+    """Print each kind of op, measured beside priced and the roof, and the sentence that follows from it."""
+    labels = ("op", "n", "measured ms", "share", "priced ms", "priced / measured", "MB", "of the roof", "bound")
+    table = _table(*labels)
+    for row in detail.rows:
+        table.add_row(
+            row.kind,
+            str(row.count),
+            f"{row.measured_s * 1e3:.3f}",
+            f"{detail.share(row):.0%}",
+            f"{row.priced_s * 1e3:.3f}",
+            f"{row.priced_s / row.measured_s:.2f}" if row.measured_s else "-",
+            f"{row.bytes / 1e6:,.2f}",
+            f"{row.reached:.0%}",
+            row.bound,
+        )
+    console.print(table)
+    console.print(detail.sentence())
 
 
 def show_sweep(console: Console, points: Sequence[SweepPoint], knee: int | None, level: str) -> None:
