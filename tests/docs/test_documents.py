@@ -17,12 +17,22 @@ from typer.main import get_command
 from mansard.cli import COMMANDS, build_app
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 DISTRIBUTED_OTHERWISE = {"llama_cpp", "click"}  # by llama-cpp-python; with typer
 # What only the machine of whoever wrote a page has, and where packages are kept: neither belongs on a page.
 PRIVATE = re.compile(r"/(root|home|work|tmp|opt)/\w|files\.pythonhosted|pypi\.org/simple|npmjs\.org|deb\.debian\.org")
+
+
+def tracked(*folders: str) -> list[Path]:
+    """Return the files that git knows below `folders`; what lies about beside them is nobody's claim."""
+    done = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:  # an unpacked archive
+        return [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return [ROOT / name for name in done.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
+PAGES = sorted([*ROOT.glob("*.md"), *(path for path in tracked("docs") if path.suffix == ".md")])
 
 
 def page_id(page: Path) -> str:
@@ -60,7 +70,7 @@ def test_pages_name_no_private_place(page: Path) -> None:
 
 def test_the_index_names_every_document() -> None:
     named = set(links(ROOT / "docs" / "index.md"))
-    assert named >= {page.name for page in ROOT.glob("docs/*.md")} - {"index.md"}
+    assert named >= {page.name for page in PAGES if page.parent.name == "docs"} - {"index.md"}
 
 
 def invocations(page: Path) -> Iterator[list[str]]:
@@ -135,15 +145,15 @@ def test_every_import_is_declared() -> None:
 
 def third_party(*folders: str) -> set[str]:
     """Return the packages imported below `folders` that are neither the standard library's nor ours."""
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     names: set[str] = set()
-    for path in files:
+    for path in [path for path in tracked(*folders) if path.suffix == ".py"]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                 names.add(node.module.partition(".")[0])
-    ours = {path.stem for folder in ("tests", "benchmarks", "tools") for path in (ROOT / folder).rglob("*")}
+    ours = {path.stem for path in tracked("tests", "benchmarks", "tools")}
+    ours |= {path.parent.name for path in tracked("tests")}
     return names - sys.stdlib_module_names - ours - {"mansard"}
 
 
