@@ -14,7 +14,7 @@ from mansard.cost.search import Rejected
 from mansard.planning.document import launches
 from mansard.planning.figures import frontier, latency, memory_bar, roofline
 from mansard.planning.notes import NOT_MODELLED, assumptions, error_line, is_calibrated
-from mansard.planning.words import deployment_text, dollars, number, percent, scaled, seconds
+from mansard.planning.words import deployment_text, dollars, number, percent, scaled, seconds, two_digits
 
 SHOWN = 40  # options of a long list
 
@@ -95,7 +95,7 @@ def _batch(rows: Iterable[BatchRow]) -> str:
     head = ("at once", "TTFT", "TPOT", "tok/s", "tok/s/user", "MBU", "MFU", "$/Mtok", "J/token", "limit")
     body, marks = [], []
     for row in rows:
-        joules = "–" if row.joules_per_token is None else f"{row.joules_per_token:.2g}"
+        joules = "–" if row.joules_per_token is None else two_digits(row.joules_per_token)
         body.append(
             (
                 number(row.concurrency),

@@ -28,6 +28,7 @@ from mansard.planning.words import (
     percent,
     scaled,
     seconds,
+    two_digits,
 )
 
 MAX_OPTIONS, MAX_REJECTED = 8, 8
@@ -79,7 +80,7 @@ def _show_answer(plan: Plan, console: Console) -> None:
     hourly = chosen.deployment.usd_per_hour
     joules = found.joules_per_token
     money = "no price known" if cost is None else f"{dollars(cost)} a million output tokens, {dollars(hourly)} an hour"
-    energy = "" if joules is None else f" · about {float(joules):.2g} J a token"
+    energy = "" if joules is None else f" · about {two_digits(float(joules))} J a token"
     lines.append(f"{money}{energy} · bound by {found.bound}")
     if plan.question.slo is not None:
         late = float(found.ttft_s.high) / float(found.ttft_s.best), high / float(found.tpot_s.best)
@@ -178,7 +179,7 @@ def batch_table(rows: Iterable[BatchRow]) -> Table:
             f"{row.mbu:.0%}",
             f"{row.mfu:.0%}",
             dollars(row.usd_per_million_tokens),
-            "–" if row.joules_per_token is None else f"{row.joules_per_token:.2g}",
+            "–" if row.joules_per_token is None else two_digits(row.joules_per_token),
             row.limit,
             style="bold" if row.chosen else None,
         )

@@ -57,3 +57,8 @@ def deployment_text(deployment: Deployment) -> str:
     if deployment.num_devices == 1:
         replicas = ""
     return f"{text}{replicas}, weights {deployment.weights}, KV cache {deployment.kv}"
+
+
+def two_digits(value: float) -> str:
+    """Return a positive number to two digits that mean something, never with an exponent: 0.13, 7.5, 38, 300."""
+    return f"{float(f'{value:.2g}'):,.10g}"
