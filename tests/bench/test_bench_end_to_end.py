@@ -61,6 +61,8 @@ def test_every_request_is_answered_and_counted(server: ToyServer, api: str, driv
     assert all(r.num_output_tokens == 6 and r.finish_reason == "length" for r in found.records)
     assert summary.num_output_tokens == 72 and summary.counts_estimated == 0
     assert found.extra["prefix_cache"]["source"].startswith("mansard:prefix_cache_hits")
+    energy = found.extra["energy"]
+    assert (energy["joules"] is None) == energy["source"].startswith("not readable")
     assert found.extra["preemptions"] == 0 and found.extra["client"]["cpu_s_per_request"] > 0
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from mansard.bench.energy import Energy, EnergyMeter, host_counters
 from mansard.bench.engine_run import EngineRun, run_batch
 from mansard.bench.headroom import Headroom, headroom
 from mansard.bench.metrics import check, tpot_s, ttft_s
@@ -48,11 +49,17 @@ class OfflinePoint:
     spread: float
     num_runs: int
     op_detail: OpDetail | None = None
+    energy: Energy | None = None  # of all its runs
 
     @property
     def mbu(self) -> float | None:
         """Return the share of the roof's bandwidth that decoding used."""
         return None if self.headroom is None else self.headroom.mbu
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Return the output tokens of all runs."""
+        return self.num_runs * self.point.batch_size * self.point.num_output
 
     @property
     def mfu(self) -> float | None:
@@ -106,13 +113,18 @@ def bench_offline(
         raise ValueError(f"batch size {most}; the engine runs {options.max_num_seqs} (raise --max-num-seqs)")
     run_batch(model, options, 1, min(first.num_prompt, 32), 4, nonce)
     runs: dict[GridPoint, list[EngineRun]] = {p: [] for p in points}
+    meters = {p: EnergyMeter(host_counters()) for p in points}
     for repetition in range(num_runs):
         for point in points:
             seed = nonce + repetition + 1
-            found = run_batch(model, options, point.batch_size, point.num_prompt, point.num_output, seed)
+            with meters[point]:
+                found = run_batch(model, options, point.batch_size, point.num_prompt, point.num_output, seed)
             runs[point].append(found)
             on_run(point)
-    points_found = [_point(p, found, demand_of(model), roof, multiplied_in(options)) for p, found in runs.items()]
+    points_found = [
+        replace(_point(p, found, demand_of(model), roof, multiplied_in(options)), energy=meters[p].energy)
+        for p, found in runs.items()
+    ]
     if not detail:
         return points_found
     return [replace(p, op_detail=_detail(model, options, p.point, roof, nonce)) for p in points_found]

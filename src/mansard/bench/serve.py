@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mansard.bench.energy import meter_for
 from mansard.bench.environment import environment
 from mansard.bench.http_client import Address, HttpClient
 from mansard.bench.load import LoadPlan, run_load
-from mansard.bench.metrics import SingleToken
+from mansard.bench.metrics import SingleToken, output_tokens
 from mansard.bench.openai_sender import AskOptions, OpenAiSender
 from mansard.bench.prompts import TextTokenizer
 from mansard.bench.records import RequestRecord
@@ -89,7 +90,7 @@ async def bench_serve(
     try:
         before = await _counters(client)
         wall_s, cpu_s = time.perf_counter(), time.process_time()
-        with _stop_on_interrupt() as stop:
+        with _stop_on_interrupt() as stop, meter_for(Address.parse(run.url).host) as meter:
             records = await run_load(run.plan, OpenAiSender(client, run.ask, tokenizer), on_record, stop)
         wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
         after = await _counters(client)
@@ -101,6 +102,7 @@ async def bench_serve(
         "prefix_cache": None if hits is None else {**asdict(hits), "rate": hits.rate},
         "preemptions": preemptions(before, after),
         "client": {"cpu_share": cpu_s / wall_s, "cpu_s_per_request": cpu_s / max(1, len(records))},
+        "energy": meter.energy.to_dict(sum(output_tokens(r) for r in records)),
         "interrupted": stop.is_set(),
     }
     warnings = [*summary.warnings]

@@ -85,6 +85,15 @@ def show_offline(console: Console, points: Sequence[OfflinePoint]) -> None:
         name, peak = known.number_format, known.roof.peak(known.number_format)[1]
         bandwidth = known.roof.read_bytes_per_s / 1e9
         console.print(f"[dim]roof: {bandwidth:.1f} GB/s, {peak / 1e12:.2f} T{name} op/s; {known.roof.source}[/]")
+    for line in dict.fromkeys(_energy_text(p) for p in points):
+        console.print(f"[dim]energy{line}[/]")
+
+
+def _energy_text(point: OfflinePoint) -> str:
+    energy, batch = point.energy, point.point.batch_size
+    if energy is None or energy.joules is None:
+        return f": {energy.source if energy else 'not measured'}"
+    return f" at batch {batch}: {energy.text(point.num_output_tokens)}"
 
 
 def show_headroom(console: Console, report: Headroom) -> None:
@@ -211,6 +220,9 @@ def _extra_rows(extra: Mapping[str, Any]) -> dict[str, str]:
         )
     if extra.get("preemptions"):
         rows["preemptions"] = str(extra["preemptions"])
+    if extra.get("energy"):
+        energy, each = extra["energy"], extra["energy"]["joules_per_output_token"]
+        rows["energy"] = energy["source"] if each is None else f"{each:,.3g} J/token ({energy['source']})"
     if extra.get("client"):
         client = extra["client"]
         rows["client's own cost"] = (

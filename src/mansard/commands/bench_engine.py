@@ -107,9 +107,14 @@ def _measure(
     found = bench_offline(loaded, chosen, points, roof, nonce, runs, tell, detail=detail)
     target = {"model": loaded.name, "kv_dtype": kv_dtype, "activations": activations, "threads": threads}
     workload = {"points": [asdict(p) for p in points], "runs": runs, "nonce": nonce}
-    extra: dict[str, Any] = {"points": [{**asdict(p), "mbu": p.mbu, "mfu": p.mfu} for p in found]}
+    extra: dict[str, Any] = {"points": [_point_dict(p) for p in found]}
     warnings = () if roof.is_calibrated else (f"shares are of a roof by {roof.source}",)
     return BenchResult("offline", environment(), target, workload, None, warnings, extra), found
+
+
+def _point_dict(p: OfflinePoint) -> dict[str, Any]:
+    energy = None if p.energy is None else p.energy.to_dict(p.num_output_tokens)
+    return {**asdict(p), "mbu": p.mbu, "mfu": p.mfu, "energy": energy}
 
 
 def _show(found: list[OfflinePoint], detail: bool) -> None:
