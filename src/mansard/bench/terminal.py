@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mansard.bench.compare import Difference
+from mansard.bench.compared import Compared
 from mansard.bench.headroom import Headroom
 from mansard.bench.offline import OfflinePoint
 from mansard.bench.op_detail import OpDetail
 from mansard.bench.result import BenchResult
+from mansard.bench.server_headroom import ServerHeadroom
 from mansard.bench.statistics import Distribution
 from mansard.bench.summary import Lengths, Summary
 from mansard.bench.sweep import SweepPoint
@@ -132,6 +134,41 @@ def show_op_detail(console: Console, detail: OpDetail) -> None:
         )
     console.print(table)
     console.print(detail.sentence())
+
+
+def show_server_headroom(console: Console, report: ServerHeadroom) -> None:
+    """Print a server's predicted and measured numbers, where a token's time goes, and the sentence that follows."""
+    found = report.prediction
+    devices = f"{found.num_devices} × {found.hardware}"
+    trust = "" if found.calibrated else ", uncalibrated"
+    console.print(
+        f"[bold]{found.model}[/] on {devices}, {found.precision.mlp} weights [dim]({found.profile}{trust})[/]"
+    )
+    show_compared(console, report.rows)
+    table = _table("where a token's time goes", "ms", "share")
+    measured_s = report.row("tpot_s").measured
+    for label, seconds in {**report.parts, "measured TPOT": measured_s}.items():
+        table.add_row(label, f"{seconds * 1e3:.3f}", f"{seconds / measured_s:.0%}")
+    console.print(table)
+    expected = f"expected {found.mbu:.0%} and {found.mfu:.0%}"
+    console.print(f"MBU {report.mbu:.0%}, MFU {report.mfu:.0%} of {found.hardware}'s peaks ({expected})")
+    console.print(report.sentence())
+
+
+def show_compared(console: Console, rows: Sequence[Compared]) -> None:
+    """Print predicted, measured and error, and whether the measured number lies in the interval."""
+    table = _table("", "predicted", "interval", "measured", "error", "")
+    for row in rows:
+        shown = _rate if row.metric.endswith("_per_s") else ms
+        known = row.low is not None and row.high is not None
+        interval = f"{shown(row.low or 0.0)} … {shown(row.high or 0.0)}" if known else "-"
+        verdict = {True: "within", False: "outside", None: ""}[row.is_within]
+        table.add_row(row.metric, shown(row.predicted), interval, shown(row.measured), f"{row.error:+.0%}", verdict)
+    console.print(table)
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.1f}/s"
 
 
 def show_sweep(console: Console, points: Sequence[SweepPoint], knee: int | None, level: str) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+PREDICTED = "Predicted beside measured"
 LOAD, SERVER, OUTPUT, LIMITS = "Load", "Server", "Output", "Limits for CI (exit status 1)"
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="Server's address, such as http://127.0.0.1:8000.")]
@@ -64,6 +65,21 @@ LoadSeed = Annotated[int, typer.Option("--seed", help="Of lengths and times.", r
 Nonce = Annotated[int | None, typer.Option("--nonce", help="Of texts.", rich_help_panel=LOAD, show_default="fresh")]
 Slo = Annotated[
     str | None, typer.Option("--slo", help="Limits for goodput: ttft=450ms,tpot=40ms.", rich_help_panel=LOAD)
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option("--gpu", help="What it runs on, h100:2 or host: predict beside measuring.", rich_help_panel=PREDICTED),
+]
+PricedAs = Annotated[
+    str | None,
+    typer.Option(
+        "--priced-as", help="Architecture, as for plan.", rich_help_panel=PREDICTED, show_default="the model's name"
+    ),
+]
+Weights = Annotated[str, typer.Option("--weights", help="Weight format.", rich_help_panel=PREDICTED)]
+Kv = Annotated[str, typer.Option("--kv", help="KV-cache format.", rich_help_panel=PREDICTED)]
+Engine = Annotated[
+    str, typer.Option("--engine", help="vllm, sglang, trtllm, llama.cpp or mansard.", rich_help_panel=PREDICTED)
 ]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result as JSON.", rich_help_panel=OUTPUT)]
 CsvFile = Annotated[Path | None, typer.Option("--csv", help="Write one line a request.", rich_help_panel=OUTPUT)]

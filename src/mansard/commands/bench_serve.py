@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mansard.bench.prompts import TextTokenizer
     from mansard.bench.records import RequestRecord
     from mansard.bench.result import BenchResult
+    from mansard.bench.server_headroom import ServedOn
     from mansard.bench.sweep import SweepPoint
     from mansard.bench.thresholds import Threshold
 
@@ -46,6 +47,11 @@ def serve(
     seed: o.LoadSeed = 0,
     nonce: o.Nonce = None,
     slo: o.Slo = None,
+    gpu: o.Gpu = None,
+    priced_as: o.PricedAs = None,
+    weights: o.Weights = "auto",
+    kv: o.Kv = "auto",
+    engine: o.Engine = "vllm",
     json_file: o.JsonFile = None,
     csv_file: o.CsvFile = None,
     html_file: o.HtmlFile = None,
@@ -65,8 +71,11 @@ def serve(
         max_output, seed, nonce,
     )  # fmt: skip
     target = _target(url, model, tokenizer, api, api_key, timeout, retries)
+    served = None if gpu is None else served_on(priced_as or target.ask.model, gpu, weights, kv, engine)
     result = _run(target, given, slo)
     show_serve(open_console(), result)
+    if served is not None:
+        result = _beside_prediction(result, served)
     _write(result, json_file, csv_file, html_file, lambda: render_serve(result))
     limits = {"ttft": max_ttft_p99, "tpot": max_tpot_p99, "itl": max_itl_p99, "e2e": max_e2e_p99}
     _hold(_thresholds(result, limits, min_success, min_output_tokens_per_s))
@@ -126,6 +135,39 @@ def sweep(
     show_warnings(console, dict.fromkeys(w for r in results for w in r.warnings))
     whole = _sweep_result(results, points, at_knee, by)
     _write(whole, json_file, None, html_file, lambda: render_sweep(whole, points, at_knee, unit))
+
+
+def served_on(model: str, gpu: str, weights: str, kv: str, engine: str) -> ServedOn:
+    """Return what a person says runs behind a URL, checked before any load is sent.
+
+    Raises: ValueError for an unknown model or hardware, or when the two do not fit.
+    """
+    from mansard.bench.server_headroom import ServedOn
+    from mansard.loading.model_source import load_model_spec
+    from mansard.sim.host import find_deployment_hardware
+
+    try:
+        spec = load_model_spec(model)
+    except ValueError as error:
+        raise ValueError(f"{error}; say what the server's {model} is with --priced-as") from error
+    hardware, count, profile = find_deployment_hardware(gpu)
+    served = ServedOn(spec, hardware, count, weights, kv, engine, profile)
+    served.priced()
+    return served
+
+
+def _beside_prediction(result: BenchResult, served: ServedOn) -> BenchResult:
+    """Print the server's headroom and return the result with it."""
+    from mansard.bench.server_headroom import server_headroom
+    from mansard.bench.terminal import open_console, show_server_headroom
+
+    try:
+        report = server_headroom(result, served)
+    except ValueError as error:  # the run is worth keeping without
+        typer.echo(f"mansard: {error}", err=True)
+        return result
+    show_server_headroom(open_console(), report)
+    return replace(result, extra={**result.extra, "prediction": report.to_dict()})
 
 
 def parse_levels(text: str, *, whole: bool) -> list[float]:
