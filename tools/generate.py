@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 
+from examples import EXAMPLES, example
 from file_tree import ROOT, folder_tree, module_tree
 
 from mansard.planning import schema
@@ -29,11 +30,12 @@ def between(text: str, name: str, lines: list[str]) -> str:
 
 def documents() -> Iterator[tuple[str, str]]:
     """Yield each document with generated parts: its path and the text it should have."""
-    for path, name, lines in (
-        ("README.md", "folders", folder_tree()),
-        ("docs/architecture.md", "modules", module_tree()),
-    ):
-        yield path, between((ROOT / path).read_text(encoding="utf-8"), name, lines)
+    readme = {"folders": folder_tree()} | {name: example(name) for name in EXAMPLES}
+    for path, parts in (("README.md", readme), ("docs/architecture.md", {"modules": module_tree()})):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for name, lines in parts.items():
+            text = between(text, name, lines)
+        yield path, text
     for name, text in schema.files():
         yield f"docs/{name}", text
     yield "docs/api.md", api_docs.markdown(api_docs.document())

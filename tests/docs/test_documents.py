@@ -124,6 +124,13 @@ def test_generated_parts_name_their_source(monkeypatch: pytest.MonkeyPatch) -> N
         generate.between(text, "y", [])
 
 
+def test_an_example_is_cut_with_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import examples
+
+    assert examples.cut(["a", "──", "", "b", "──", "a"], "a") == ["a", "──", "…", "a"]
+
+
 def test_a_module_is_summed_up_by_its_first_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     import file_tree
