@@ -80,7 +80,7 @@ then takes 16 bits, the median is 12.5 %, near the trial's, but mean and p90 are
 the tables it is told the FP8 cache that these rows are read as having (`accuracy_data.py`). The lengths: nominal in
 place of mean ones move the median by 0.2 points at most. The trial also left out 37 rows as faster than the speed
 of light; Mansard's bound leaves out 3 dense ones, and which the others were could not be rebuilt. So the cache
-format explains the median, and the 37 rows may explain the tail; no setting tried gives all of the trial's numbers
+format may explain the median and the 37 rows may explain the tail; no setting tried gives all of the trial's numbers
 at once.
 """
 
