@@ -51,10 +51,12 @@ check: $(VENV)/.installed-dev  ## lint, formatting, types, generated documents
 	$(BIN)/mypy
 	$(BIN)/python tools/generate.py --check
 	$(BIN)/python benchmarks/accuracy.py --check
+	$(BIN)/python benchmarks/performance_page.py --check
 
 docs: $(VENV)/.installed-dev  ## write the generated parts of the documents again
 	$(BIN)/python tools/generate.py
 	$(BIN)/python benchmarks/accuracy.py --write
+	$(BIN)/python benchmarks/performance_page.py --write
 
 bench: $(VENV)/.installed  ## measure this machine's roof, then the embedded model against it
 	@$(BIN)/mansard roof

@@ -109,7 +109,7 @@ class LlamaCpp:
         model = llama_cpp.llama_model_default_params()
         model.n_gpu_layers = 0
         context = llama_cpp.llama_context_default_params()
-        context.n_ctx = MAX_BATCH * 256
+        context.n_ctx = MAX_BATCH * 640  # llama.cpp gives each sequence its share
         context.n_seq_max = MAX_BATCH
         context.n_batch = context.n_ubatch = 512
         context.n_threads = context.n_threads_batch = threads

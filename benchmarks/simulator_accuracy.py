@@ -162,6 +162,7 @@ def error_with(found: Found, change_s: float) -> float:
 
 def best_constant(rows: list[Found], old: float) -> float:
     """Return the constant with the least mean error in logarithms."""
+
     def loss(value: float) -> float:
         ratios = [max(1.0 + error_with(f, value - old), 0.01) for f in rows]
         return float(np.mean(np.abs(np.log(ratios))))
