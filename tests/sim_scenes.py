@@ -19,8 +19,13 @@ MAX_LEN = 64
 @cache
 def small_deployment(model="llama-3.1-8b", num_blocks=24, block_size=4, replicas=1, split=None, pp=1):
     return Deployment(
-        preset(model), find_hardware("h100-sxm"), Layout(pipeline_parallel=pp), num_replicas=replicas,
-        num_kv_blocks=num_blocks, block_size=block_size, disaggregation=split,
+        preset(model),
+        find_hardware("h100-sxm"),
+        Layout(pipeline_parallel=pp),
+        num_replicas=replicas,
+        num_kv_blocks=num_blocks,
+        block_size=block_size,
+        disaggregation=split,
     )
 
 

@@ -31,9 +31,7 @@ chunks = st.lists(st.tuples(st.integers(1, 1500), st.integers(0, 20_000)), max_s
 
 def pricer(model, engine="vllm"):
     if (model, engine) not in PRICERS:
-        program = priced_program(
-            preset(model), find_hardware("h100-sxm"), MODELS[model], PrecisionPlan(), engine
-        )
+        program = priced_program(preset(model), find_hardware("h100-sxm"), MODELS[model], PrecisionPlan(), engine)
         PRICERS[model, engine] = StepPricer(program, 8192)
     return PRICERS[model, engine]
 

@@ -209,5 +209,3 @@ def _with_engine(priced: PricedProgram, engine: EngineConstants) -> PricedProgra
     changed = copy.copy(priced)
     changed.profile = replace(priced.profile, engine=engine)
     return changed
-
-

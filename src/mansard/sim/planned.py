@@ -66,9 +66,7 @@ class PlannedRequest:
 
     def request(self, params: SamplingParams) -> Request:
         """Return what the engine is given: it knows the prompt and `params`, not the planned length."""
-        return Request(
-            self.id, self.prompt_token_ids(), params, arrival_s=self.arrival_s, priority=self.priority
-        )
+        return Request(self.id, self.prompt_token_ids(), params, arrival_s=self.arrival_s, priority=self.priority)
 
     def history(self) -> tuple[Run, ...]:
         """Return the runs of the conversation once this request has ended: prompt, output and its EOS."""

@@ -42,7 +42,12 @@ class Replica:
     """One engine with its KV cache. fast: take stretches at once; the results do not depend on it."""
 
     def __init__(
-        self, pricer: StepPricer, config: SchedulerConfig, num_blocks: int, block_size: int, fast: bool = True,
+        self,
+        pricer: StepPricer,
+        config: SchedulerConfig,
+        num_blocks: int,
+        block_size: int,
+        fast: bool = True,
         params: SamplingParams = ANY_LENGTH,
     ) -> None:
         self.clock = VirtualClock()

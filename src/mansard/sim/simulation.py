@@ -59,7 +59,12 @@ class _Simulation:
     """The state of one run."""
 
     def __init__(
-        self, traffic: Traffic, deployment: Deployment, config: SchedulerConfig, router: str, fast: bool,
+        self,
+        traffic: Traffic,
+        deployment: Deployment,
+        config: SchedulerConfig,
+        router: str,
+        fast: bool,
         progress: Progress | None,
     ) -> None:
         self.traffic, self.deployment, self.config, self.router = traffic, deployment, config, router
@@ -200,9 +205,7 @@ def _build_pools(deployment: Deployment, config: SchedulerConfig, router: str, f
 
 def _importing(config: SchedulerConfig, num_tokens: int) -> SchedulerConfig:
     """Return the configuration of a decode replica, whose steps hold `num_tokens`."""
-    return replace(
-        config, max_num_batched_tokens=num_tokens, long_prefill_token_threshold=None, min_decode_share=0.0
-    )
+    return replace(config, max_num_batched_tokens=num_tokens, long_prefill_token_threshold=None, min_decode_share=0.0)
 
 
 def _just_after(time_s: float) -> float:
@@ -238,5 +241,3 @@ def _lane_outcome(name: str, lane: Replica) -> ReplicaOutcome:
         name, lane.timeline, stats.num_blocks, stats.num_prefix_query_tokens, stats.num_prefix_hit_tokens,
         stats.num_preemptions, stats.num_evictions,
     )  # fmt: skip
-
-

@@ -33,8 +33,16 @@ class Mark:
 
 
 def line_chart(
-    title: str, series: Sequence[Series], x_label: str, y_label: str, *, log_x: bool = False,
-    y_max: float | None = None, percent: bool = False, stepped: bool = False, marks: Sequence[Mark] = (),
+    title: str,
+    series: Sequence[Series],
+    x_label: str,
+    y_label: str,
+    *,
+    log_x: bool = False,
+    y_max: float | None = None,
+    percent: bool = False,
+    stepped: bool = False,
+    marks: Sequence[Mark] = (),
 ) -> str:
     """Return a chart of lines. percent: y is a share. stepped: values hold until the next point."""
     drawn = [s for s in series if len(s.x)]

@@ -36,7 +36,9 @@ def run_all(
 
 
 def highest_rate(
-    experiment: Experiment, low: float = 0.05, tolerance: float = 0.02,
+    experiment: Experiment,
+    low: float = 0.05,
+    tolerance: float = 0.02,
     on_probe: Callable[[float, Summary], None] | None = None,
 ) -> tuple[float, Summary] | None:
     """Return the highest rate, to `tolerance`, at which the experiment meets its SLO, with its summary there.

@@ -14,7 +14,11 @@ from mansard.specs.workload import Workload
 
 
 def synthetic_requests(
-    workload: Workload, arrivals: Arrivals, count: int, seed: int = 0, ids: TokenIds | None = None,
+    workload: Workload,
+    arrivals: Arrivals,
+    count: int,
+    seed: int = 0,
+    ids: TokenIds | None = None,
     num_priorities: int = 1,
 ) -> list[PlannedRequest]:
     """Return `count` requests of a workload. All prompts begin with its `shared_prefix_tokens`.
@@ -37,7 +41,12 @@ def synthetic_requests(
 
 
 def synthetic_chats(
-    workload: Workload, arrivals: Arrivals, num_chats: int, num_turns: int, think_s: float = 10.0, seed: int = 0,
+    workload: Workload,
+    arrivals: Arrivals,
+    num_chats: int,
+    num_turns: int,
+    think_s: float = 10.0,
+    seed: int = 0,
 ) -> Chats:
     """Return conversations of `num_turns` turns, each adding a message and an answer of the workload's lengths.
 

@@ -79,8 +79,7 @@ def planned_requests(
         raise ValueError("the trace has no requests")
     count = len(rows) if count is None else count
     found = [
-        _planned(str(i), row, at, ids, texts)
-        for i, (row, at, texts) in enumerate(islice(_laps(rows, ids), count))
+        _planned(str(i), row, at, ids, texts) for i, (row, at, texts) in enumerate(islice(_laps(rows, ids), count))
     ]
     if rate_req_s is None or len(found) < 2:
         return found

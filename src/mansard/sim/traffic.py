@@ -128,7 +128,10 @@ class Chats:
     reacts = True
 
     def __init__(
-        self, starts: Sequence[float], turns: Sequence[Sequence[Turn]], system: tuple[Run, ...] = (),
+        self,
+        starts: Sequence[float],
+        turns: Sequence[Sequence[Turn]],
+        system: tuple[Run, ...] = (),
         ids: TokenIds | None = None,
     ) -> None:
         self._starts, self._turns, self._system = starts, turns, system
