@@ -33,8 +33,8 @@ LIMITS = """
 
 - vLLM's CPU back end and OpenVINO GenAI, other models and formats, peak memory of the peers.
 - Processors with AMX: there are no tile kernels yet, so they run the AVX-512 ones.
-- A bar for the share of the memory roof. At batch 1 this model reads 97 MB a token: 264 tokens/s are 26 GB/s, of 55 GB/s
-  that two threads read at best on this machine in a minute when it was quiet; what else bounds it was not profiled.
+- A bar for the share of the memory roof. At batch 1 this model reads 97 MB a token: 264 tokens/s are 26 GB/s, of 55
+  GB/s that two threads read at best on this machine in a minute when it was quiet; what else bounds it was not profiled.
 """
 
 
