@@ -101,6 +101,7 @@ def test_the_grid_interleaves_and_reports_every_point(model: LoadedModel) -> Non
     for point in found:
         assert point.num_runs == 2 and point.output_tokens_per_s > 0 and point.headroom is not None
         assert point.headroom.batch_size == point.point.batch_size
+        assert point.step is not None and point.step.predicted > 0 and point.step.measured > 0
         assert point.energy is not None and point.num_output_tokens == 2 * point.point.batch_size * 4
     with pytest.raises(ValueError, match="max-num-seqs"):
         bench_offline(model, replace(options, max_num_seqs=1), points, ROOF, 5)

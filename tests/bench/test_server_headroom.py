@@ -93,16 +93,18 @@ def test_an_error_is_of_the_measured() -> None:
 
 
 def test_the_command_predicts_beside_measuring(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    saved = tmp_path / "r.json"
+    saved, calibration = tmp_path / "r.json", tmp_path / "c.jsonl"
+    files = ("--json", str(saved), "--append-calibration", str(calibration))
     with toy_server(ToyExecutor(step_s=0.02)) as server:
         common = ("bench", "serve", server.url, "--workload", "8/6", "-n", "6", "-c", "2", "--tokenizer", "words")
         with pytest.raises(SystemExit) as ended:
-            main([*common, "--gpu", "h100:2", "--priced-as", "llama-3.1-8b", "--json", str(saved)])
+            main([*common, "--gpu", "h100:2", "--priced-as", "llama-3.1-8b", *files])
         assert not ended.value.code
         assert "MBU" in (out := capsys.readouterr().out) and "output_tokens_per_s" in out
         prediction = json.loads(saved.read_text())["prediction"]
         assert [row["metric"] for row in prediction["rows"]] == ["ttft_s", "tpot_s", "output_tokens_per_s"]
-        for wrong, word in ((("--gpu", "h100:2"), "--priced-as"), (("--gpu", "abacus"), "abacus")):
+        assert calibration.read_text().count('"event":"compared"') == 3
+        for wrong, word in ((("--gpu", "h100:2"), "--priced-as"), (("--gpu", "abacus"), "abacus"), (files, "--gpu")):
             extra = () if word == "--priced-as" else ("--priced-as", "llama-3.1-8b")
             with pytest.raises(SystemExit) as ended:
                 main([*common, *wrong, *extra])

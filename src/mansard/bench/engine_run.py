@@ -26,7 +26,7 @@ class StepTiming:
     """One step: what it computed and how long its parts took. Units: seconds.
 
     compute_s: the kernels; sample_s: choosing tokens; host_s: the rest of the step (scheduling, text, bookkeeping);
-    op_seconds: each op of the program in order, where they were asked for.
+    op_seconds: each op of the program in order, where they were asked for. sequences: (name, start, tokens, logits).
     """
 
     num_decodes: int
@@ -36,6 +36,8 @@ class StepTiming:
     sample_s: float
     host_s: float = 0.0
     op_seconds: tuple[float, ...] = ()
+    start_s: float = 0.0
+    sequences: tuple[tuple[str, int, int, int], ...] = ()
 
     @property
     def time_s(self) -> float:
@@ -71,7 +73,9 @@ class TimedExecutor:
         context = sum(s.start + len(s.token_ids) for s in plan.sequences)
         ops = tuple(self.inner.op_seconds) if self.profiles else ()
         times = (computed - start, ended - computed)
-        self.steps.append(StepTiming(len(decodes), num_prompt, context, *times, op_seconds=ops))
+        seqs = tuple((s.sequence_id, s.start, len(s.token_ids), s.num_logits) for s in plan.sequences)
+        timing = StepTiming(len(decodes), num_prompt, context, *times, op_seconds=ops, start_s=start, sequences=seqs)
+        self.steps.append(timing)
         return StepResult(tuple(results), ended - start)
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+from mansard.bench.compared import Compared
 from mansard.bench.energy import Energy, EnergyMeter, host_counters
 from mansard.bench.engine_run import EngineRun, run_batch
 from mansard.bench.headroom import Headroom, headroom
 from mansard.bench.metrics import check, tpot_s, ttft_s
-from mansard.bench.op_detail import OpDetail, op_detail
+from mansard.bench.op_detail import OpDetail, op_detail, predicted_step_s
 from mansard.bench.roof import Roof
 from mansard.bench.step_demand import StepDemand
 from mansard.runtime.model import EngineOptions, LoadedModel
@@ -50,6 +51,7 @@ class OfflinePoint:
     num_runs: int
     op_detail: OpDetail | None = None
     energy: Energy | None = None  # of all its runs
+    step: Compared | None = None  # a decode step as the cost model prices it, and as measured
 
     @property
     def mbu(self) -> float | None:
@@ -101,10 +103,11 @@ def bench_offline(
     on_run: Callable[[GridPoint], None] = lambda point: None,
     *,
     detail: bool = False,
+    on_engine_run: Callable[[EngineRun], None] = lambda run: None,
 ) -> list[OfflinePoint]:
     """Run every point `num_runs` times after one warm-up of the first, and return what each came to.
 
-    detail: once more with every op timed, apart from the runs that count.
+    detail: once more with every op timed, apart from the runs that count. on_engine_run: sees each of those runs.
     Raises: ValueError when a batch does not fit the engine's limits.
     """
     first = points[0]
@@ -120,14 +123,30 @@ def bench_offline(
             with meters[point]:
                 found = run_batch(model, options, point.batch_size, point.num_prompt, point.num_output, seed)
             runs[point].append(found)
+            on_engine_run(found)
             on_run(point)
     points_found = [
-        replace(_point(p, found, demand_of(model), roof, multiplied_in(options)), energy=meters[p].energy)
+        replace(
+            _point(p, found, demand_of(model), roof, multiplied_in(options)),
+            energy=meters[p].energy,
+            step=_step(model, options, found[0], roof),
+        )
         for p, found in runs.items()
     ]
     if not detail:
         return points_found
     return [replace(p, op_detail=_detail(model, options, p.point, roof, nonce)) for p in points_found]
+
+
+def _step(model: LoadedModel, options: EngineOptions, run: EngineRun, roof: Roof) -> Compared | None:
+    """Return a run's median decode step beside its price; None without one."""
+    steps = run.decode_steps
+    if not steps:
+        return None
+    batch = steps[0].num_decodes
+    context = fmean(s.num_context_tokens for s in steps) / batch
+    predicted = predicted_step_s(demand_of(model), roof, multiplied_in(options), batch, context, model.max_model_len)
+    return Compared("decode_step_s", predicted, median(s.time_s for s in steps))
 
 
 def _detail(model: LoadedModel, options: EngineOptions, point: GridPoint, roof: Roof, nonce: int) -> OpDetail | None:

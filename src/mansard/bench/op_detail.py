@@ -120,6 +120,15 @@ def op_detail(
     return OpDetail(batch, tuple(sorted(rows, key=lambda row: -row.measured_s)))
 
 
+def predicted_step_s(
+    demand: StepDemand, roof: Roof, number_format: str, batch_size: int, context: float, max_model_len: int
+) -> float:
+    """Return how long the cost model says a decode step takes on the machine under `roof`; `context` of a sequence."""
+    program = decoder(demand.spec, max_model_len=max_model_len)
+    priced = priced_on(program, demand, roof, roof.peak(number_format)[0])
+    return float(priced.time(StepShape(num_decodes=float(batch_size), decode_context=context)))
+
+
 def priced_on(program: Program, demand: StepDemand, roof: Roof, rate: str) -> PricedProgram:
     """Return a program priced on the machine under `roof`, with the bytes that its weights and cache really take."""
     flops = {**dict.fromkeys(("fp32", "fp16", "bf16"), roof.peak("fp32")[1]), **roof.flops}

@@ -13,6 +13,7 @@ from mansard.cost.formats import PrecisionPlan
 from mansard.cost.memory import weight_bytes
 from mansard.cost.weights import num_multiplied_parameters
 from mansard.specs.model import ModelSpec
+from mansard.specs.sizes import kv_bytes_per_token, num_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,16 @@ class StepDemand:
     spec: ModelSpec
     packed_weight_bytes: int
     kv_bytes_per_token: float
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Return the mean bits of a packed weight."""
+        return 8.0 * self.packed_weight_bytes / num_parameters(self.spec)
+
+    @property
+    def bits_per_kv_value(self) -> float:
+        """Return the bits of a cached value."""
+        return 16.0 * self.kv_bytes_per_token / kv_bytes_per_token(self.spec)
 
     def bytes_read(self, num_sequences: float, num_context_tokens: float) -> float:
         """Return the bytes of a decode step: weights once, and the cache of every sequence's context."""

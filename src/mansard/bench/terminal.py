@@ -65,7 +65,20 @@ def show_warnings(console: Console, warnings: Iterable[str]) -> None:
 
 def show_offline(console: Console, points: Sequence[OfflinePoint]) -> None:
     """Print the grid with MBU and MFU, and the roof they are shares of."""
-    labels = ("batch", "prompt", "output", "TTFT", "TPOT", "prefill tok/s", "MFU", "decode tok/s", "MBU", "MFU", "±")
+    labels = (
+        "batch",
+        "prompt",
+        "output",
+        "TTFT",
+        "TPOT",
+        "prefill tok/s",
+        "MFU",
+        "decode tok/s",
+        "MBU",
+        "MFU",
+        "±",
+        "step priced",
+    )
     table = _table(*labels)
     for p in points:
         table.add_row(
@@ -80,6 +93,7 @@ def show_offline(console: Console, points: Sequence[OfflinePoint]) -> None:
             share(p.mbu),
             share(p.mfu),
             f"{p.spread / 2:.0%}",
+            "-" if p.step is None else f"{ms(p.step.predicted)} ({p.step.error:+.0%})",
         )
     console.print(table)
     known = next((p.headroom for p in points if p.headroom is not None), None)

@@ -13,8 +13,12 @@ from mansard.commands import options
 from mansard.runtime.model import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mansard.bench.engine_run import EngineRun
     from mansard.bench.offline import GridPoint, OfflinePoint
     from mansard.bench.result import BenchResult
+    from mansard.runtime.model import LoadedModel
 
 Activations = Annotated[
     str,
@@ -35,6 +39,7 @@ def offline(
     detail: Annotated[
         bool, typer.Option("--detail", help="Take every point's decode step apart, op by op.", rich_help_panel=o.OUTPUT)
     ] = False,
+    append_calibration: o.AppendCalibration = None,
     json_file: o.JsonFile = None,
     html_file: o.HtmlFile = None,
     min_mbu: Annotated[
@@ -46,7 +51,7 @@ def offline(
     from mansard.bench.offline import grid
 
     points = grid(_numbers("batch", batch), _numbers("prompt", prompt), _numbers("output", output))
-    result, found = _measure(model, points, runs, kv_dtype, activations, threads, detail)
+    result, found = _measure(model, points, runs, kv_dtype, activations, threads, detail, append_calibration)
     _show(found, detail)
     if json_file is not None:
         json_file.write_text(result.to_json(), encoding="utf-8")
@@ -69,12 +74,15 @@ def latency(
     detail: Annotated[
         bool, typer.Option("--detail", help="Time every op, beside its price.", rich_help_panel=o.OUTPUT)
     ] = False,
+    append_calibration: o.AppendCalibration = None,
     json_file: o.JsonFile = None,
 ) -> None:
     """Time one batch, and show where a token's time goes."""
     from mansard.bench.offline import GridPoint
 
-    result, found = _measure(model, [GridPoint(batch, prompt, output)], runs, kv_dtype, activations, threads, detail)
+    result, found = _measure(
+        model, [GridPoint(batch, prompt, output)], runs, kv_dtype, activations, threads, detail, append_calibration
+    )
     _show(found, True)
     if json_file is not None:
         json_file.write_text(result.to_json(), encoding="utf-8")
@@ -88,6 +96,7 @@ def _measure(
     activations: str,
     threads: int | None,
     detail: bool,
+    calibration: Path | None,
 ) -> tuple[BenchResult, list[OfflinePoint]]:
     from mansard.bench.environment import environment
     from mansard.bench.offline import bench_offline, limits_for
@@ -104,12 +113,32 @@ def _measure(
     def tell(point: GridPoint) -> None:
         typer.echo(f"  {_name(point)}", err=True)
 
-    found = bench_offline(loaded, chosen, points, roof, nonce, runs, tell, detail=detail)
+    seen: list[EngineRun] = []
+    found = bench_offline(loaded, chosen, points, roof, nonce, runs, tell, detail=detail, on_engine_run=seen.append)
     target = {"model": loaded.name, "kv_dtype": kv_dtype, "activations": activations, "threads": threads}
     workload = {"points": [asdict(p) for p in points], "runs": runs, "nonce": nonce}
     extra: dict[str, Any] = {"points": [_point_dict(p) for p in found]}
     warnings = () if roof.is_calibrated else (f"shares are of a roof by {roof.source}",)
-    return BenchResult("offline", environment(), target, workload, None, warnings, extra), found
+    result = BenchResult("offline", environment(), target, workload, None, warnings, extra)
+    if calibration is not None:
+        _append(calibration, result, found, seen, loaded)
+    return result, found
+
+
+def _append(
+    path: Path, result: BenchResult, points: list[OfflinePoint], runs: list[EngineRun], model: LoadedModel
+) -> None:
+    from mansard.bench.calibration_log import append_calibration, comparison_lines, step_lines
+    from mansard.bench.calibration_log import nearest_format as nearest
+    from mansard.bench.offline import demand_of
+
+    demand = demand_of(model)
+    head = {"model": model.name, "weights": nearest(demand.bits_per_weight), "kv": nearest(demand.bits_per_kv_value)}
+    lines = step_lines(runs, f"{result.workload['nonce']}-")
+    for point in points:
+        if point.step is not None:
+            lines += comparison_lines(result, [point.step], _name(point.point))
+    append_calibration(path, head, lines)
 
 
 def _point_dict(p: OfflinePoint) -> dict[str, Any]:

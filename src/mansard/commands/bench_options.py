@@ -81,6 +81,12 @@ Kv = Annotated[str, typer.Option("--kv", help="KV-cache format.", rich_help_pane
 Engine = Annotated[
     str, typer.Option("--engine", help="vllm, sglang, trtllm, llama.cpp or mansard.", rich_help_panel=PREDICTED)
 ]
+AppendCalibration = Annotated[
+    Path | None,
+    typer.Option(
+        "--append-calibration", help="Append predicted, measured and error as JSON lines.", rich_help_panel=OUTPUT
+    ),
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result as JSON.", rich_help_panel=OUTPUT)]
 CsvFile = Annotated[Path | None, typer.Option("--csv", help="Write one line a request.", rich_help_panel=OUTPUT)]
 HtmlFile = Annotated[Path | None, typer.Option("--html", help="Write a page with charts.", rich_help_panel=OUTPUT)]

@@ -52,6 +52,7 @@ def serve(
     weights: o.Weights = "auto",
     kv: o.Kv = "auto",
     engine: o.Engine = "vllm",
+    append_calibration: o.AppendCalibration = None,
     json_file: o.JsonFile = None,
     csv_file: o.CsvFile = None,
     html_file: o.HtmlFile = None,
@@ -71,11 +72,13 @@ def serve(
         max_output, seed, nonce,
     )  # fmt: skip
     target = _target(url, model, tokenizer, api, api_key, timeout, retries)
+    if append_calibration is not None and gpu is None:
+        raise ValueError("--append-calibration needs a prediction; say what the server runs on with --gpu")
     served = None if gpu is None else served_on(priced_as or target.ask.model, gpu, weights, kv, engine)
     result = _run(target, given, slo)
     show_serve(open_console(), result)
     if served is not None:
-        result = _beside_prediction(result, served)
+        result = _beside_prediction(result, served, append_calibration)
     _write(result, json_file, csv_file, html_file, lambda: render_serve(result))
     limits = {"ttft": max_ttft_p99, "tpot": max_tpot_p99, "itl": max_itl_p99, "e2e": max_e2e_p99}
     _hold(_thresholds(result, limits, min_success, min_output_tokens_per_s))
@@ -156,8 +159,9 @@ def served_on(model: str, gpu: str, weights: str, kv: str, engine: str) -> Serve
     return served
 
 
-def _beside_prediction(result: BenchResult, served: ServedOn) -> BenchResult:
-    """Print the server's headroom and return the result with it."""
+def _beside_prediction(result: BenchResult, served: ServedOn, calibration: Path | None) -> BenchResult:
+    """Print the server's headroom, append it to a calibration and return the result with it."""
+    from mansard.bench.calibration_log import append_calibration, comparison_lines
     from mansard.bench.server_headroom import server_headroom
     from mansard.bench.terminal import open_console, show_server_headroom
 
@@ -167,6 +171,10 @@ def _beside_prediction(result: BenchResult, served: ServedOn) -> BenchResult:
         typer.echo(f"mansard: {error}", err=True)
         return result
     show_server_headroom(open_console(), report)
+    if calibration is not None:
+        plan = report.prediction.precision
+        head = {"model": report.prediction.model, "weights": plan.mlp, "kv": plan.kv}
+        append_calibration(calibration, head, comparison_lines(result, report.rows))
     return replace(result, extra={**result.extra, "prediction": report.to_dict()})
 
 
