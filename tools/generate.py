@@ -30,7 +30,7 @@ def between(text: str, name: str, lines: list[str]) -> str:
 
 def documents() -> Iterator[tuple[str, str]]:
     """Yield each document with generated parts: its path and the text it should have."""
-    readme = {"folders": folder_tree()} | {name: example(name) for name in EXAMPLES}
+    readme = {"folders": folder_tree(), "modules": module_tree()} | {name: example(name) for name in EXAMPLES}
     for path, parts in (("README.md", readme), ("docs/architecture.md", {"modules": module_tree()})):
         text = (ROOT / path).read_text(encoding="utf-8")
         for name, lines in parts.items():
