@@ -134,7 +134,7 @@ def test_the_commands_on_the_real_model(capsys: pytest.CaptureFixture[str], tmp_
     common = ("--prompt", "8", "--output", "4", "--runs", "1", "--threads", "1")
     code, out, err = run("bench", "offline", "--batch", "1,2", *common, "--html", str(tmp_path / "o.html"))
     assert code == 0, err
-    assert "MBU" in out and "roof" in out and "lever:" in out and page().count("<svg") == 4
+    assert "MBU" in out and "roof" in out and "lever:" in out and page().count("<svg") == 5
     code, out, err = run("bench", "latency", *common, "--detail", "--json", str(tmp_path / "l.json"))
     assert code == 0 and "of the roof" in out and "gate_proj+up_proj" in out, err
     assert '"op_detail": {"batch_size": 1, "rows": [{"kind": ' in (tmp_path / "l.json").read_text()

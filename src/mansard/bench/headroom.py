@@ -52,6 +52,11 @@ class Headroom:
         return max(self.bandwidth_floor_s, self.compute_floor_s)
 
     @property
+    def peak_flops(self) -> float:
+        """Return the roof's rate for the format that the kernels multiply in. Units: FLOP/s (or OP/s)."""
+        return self.roof.flops[self.number_format]
+
+    @property
     def bound(self) -> str:
         """Name the largest part of the time."""
         floor = "memory bandwidth" if self.bandwidth_floor_s >= self.compute_floor_s else "compute"

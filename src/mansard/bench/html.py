@@ -9,6 +9,7 @@ from mansard.bench import metrics
 from mansard.bench.offline import OfflinePoint
 from mansard.bench.records import Phase, RequestRecord
 from mansard.bench.result import BenchResult
+from mansard.bench.roofline_chart import roofline_chart
 from mansard.bench.summary import Summary
 from mansard.bench.sweep import SweepPoint
 from mansard.bench.terminal import SHOWN, ms
@@ -67,6 +68,7 @@ def render_offline(result: BenchResult, points: Sequence[OfflinePoint]) -> str:
         line_chart("Bandwidth used (MBU)", lines(lambda p: p.mbu), "batch size", "share of the roof", percent=True),
         line_chart("Arithmetic used (MFU)", lines(lambda p: p.mfu), "batch size", "share of the roof", percent=True),
         line_chart("Time per output token", lines(lambda p: p.tpot_s), "batch size", "seconds"),
+        roofline_chart([p.headroom for p in points if p.headroom is not None]),
     ]
     best = max(points, key=lambda p: p.output_tokens_per_s)
     cards = _cards([(f"{best.output_tokens_per_s:,.0f}", f"output tokens/s at batch {best.point.batch_size}")])
