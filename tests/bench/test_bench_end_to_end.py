@@ -135,6 +135,8 @@ def test_bench_sweep_raises_the_load_and_writes_its_picture(server: ToyServer, r
         (("{url}", "--api", "images"), "chat"),
         (("{url}", "--tokenizer", "no-such-model"), "no-such-model"),
         (("{url}", "--tokenizer", "words", "--rate", "-1"), "rate"),
+        (("{url}", "--tokenizer", "words", "--ramp", "1:2"), "START:END:SECONDS"),
+        (("{url}", "--tokenizer", "words", "--ramp", "1:2:3", "--rate", "2"), "one of them"),
         (("{url}", "--tokenizer", "words", "--workload", "nonsense"), "nonsense"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from bench.streams import ScriptedServer, record, run_virtually
 
-from mansard.bench.arrivals import ramp_times_s
+from mansard.bench.arrivals import Ramp, ramp_times_s
 from mansard.bench.load import LoadPlan, PlannedRequest, run_load
 from mansard.bench.load_arguments import LoadArguments
 from mansard.bench.prompts import Prompt, WordTokenizer
@@ -33,6 +33,23 @@ def test_a_constant_ramp_keeps_its_rate_and_a_rising_one_its_count() -> None:
     assert (times <= 50.0).sum() == 150
     with pytest.raises(ValueError, match="above 0"):
         ramp_times_s(0.0, 1.0, 1.0)
+
+
+def test_a_ramp_is_an_open_loop_that_says_how_many_come() -> None:
+    ramp = Ramp.parse("1:9:20s")
+    assert ramp == Ramp(1.0, 9.0, 20.0)
+    plan, described = LoadArguments(workload="8/4", ramp=ramp, burstiness=float("inf")).plan(WordTokenizer())
+    times = [r.at_s for r in plan.requests]
+    assert plan.is_open_loop and plan.max_concurrency is None and plan.num_warmup == 0
+    assert len(times) == described["num_requests"] == 100 and times == sorted(times) and times[-1] <= 20.0
+    assert described["ramp"] == "1 to 9 req/s in 20 s"
+    for text in ("1:9", "a:b:c", "0:1:1", "1:1:inf", "1:2:3:4"):
+        with pytest.raises(ValueError, match="ramp"):
+            Ramp.parse(text)
+    with pytest.raises(ValueError, match="one of them"):
+        LoadArguments(ramp=ramp, rate_per_s=1.0)
+    with pytest.raises(ValueError, match="no request"):
+        LoadArguments(ramp=Ramp(0.1, 0.1, 1.0), burstiness=float("inf")).plan(WordTokenizer())
 
 
 def test_azures_mooncakes_vidurs_and_plain_traces(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ coefficient of variation is 1/√b. The same seed gives the same schedule whatev
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,32 @@ def arrival_times_s(rate_per_s: float, count: int, burstiness: float = 1.0, seed
     if count == 0:
         return np.zeros(0)
     return np.concatenate([[0.0], np.cumsum(gaps_s(rate_per_s, count - 1, burstiness, seed))])
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """A rate that goes linearly from one value to another. Units: requests per second, seconds."""
+
+    start_per_s: float
+    end_per_s: float
+    duration_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> Ramp:
+        """Read `START:END:SECONDS`.
+
+        Raises: ValueError when it is something else or a number is not above 0.
+        """
+        try:
+            start, end, duration = (float(part) for part in text.removesuffix("s").split(":"))
+        except ValueError as error:
+            raise ValueError(f"ramp is {text!r}; write START:END:SECONDS, such as 1:16:60") from error
+        if not all(0.0 < value < math.inf for value in (start, end, duration)):
+            raise ValueError(f"ramp is {text!r}; all three numbers must be above 0")
+        return cls(start, end, duration)
+
+    def __str__(self) -> str:
+        return f"{self.start_per_s:g} to {self.end_per_s:g} req/s in {self.duration_s:g} s"
 
 
 def ramp_times_s(

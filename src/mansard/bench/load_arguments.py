@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mansard.bench.arrivals import Ramp, ramp_times_s
 from mansard.bench.load import LoadPlan
 from mansard.bench.prompts import PromptMaker, TextTokenizer, WordTokenizer
 from mansard.bench.trace import read_trace
@@ -36,6 +37,7 @@ class LoadArguments:
     num_requests: int = 64
     rate_per_s: float | None = None
     burstiness: float = 1.0
+    ramp: Ramp | None = None  # instead of a rate; says how many requests come
     max_concurrency: int | None = None
     num_warmup: int | None = None
     num_shared_tokens: int = 0
@@ -52,6 +54,8 @@ class LoadArguments:
             raise ValueError(f"{self.num_requests} requests; give at least 1")
         if self.rate_per_s is not None and not self.rate_per_s > 0.0:
             raise ValueError(f"rate is {self.rate_per_s} requests/s; it must be above 0")
+        if self.ramp is not None and (self.rate_per_s is not None or self.trace is not None):
+            raise ValueError(f"a ramp of {self.ramp} and a rate or trace; give one of them")
         if self.num_warmup is not None and self.num_warmup < 0:
             raise ValueError(f"{self.num_warmup} warm-up requests; give 0 or more")
 
@@ -66,7 +70,7 @@ class LoadArguments:
     @property
     def concurrency(self) -> int | None:
         """Return how many requests may run at once; None: any number."""
-        is_open = self.rate_per_s is not None or self.trace is not None
+        is_open = self.rate_per_s is not None or self.trace is not None or self.ramp is not None
         return self.max_concurrency or (None if is_open else DEFAULT_CONCURRENCY)
 
     @property
@@ -74,7 +78,9 @@ class LoadArguments:
         """Return how many requests come before the measured ones."""
         if self.num_warmup is not None:
             return self.num_warmup
-        return min(self.concurrency or DEFAULT_CONCURRENCY, self.num_requests) if self.trace is None else 0
+        if self.trace is not None or self.ramp is not None:
+            return 0
+        return min(self.concurrency or DEFAULT_CONCURRENCY, self.num_requests)
 
     def plan(self, tokenizer: TextTokenizer) -> tuple[LoadPlan, dict[str, Any]]:
         """Return what to send and how results describe it.
@@ -92,7 +98,8 @@ class LoadArguments:
             "num_requests": len(requests) - self.warmup,
             "num_warmup": self.warmup,
             "rate_req_s": self.rate_per_s,
-            "burstiness": self.burstiness if self.rate_per_s is not None else None,
+            "ramp": None if self.ramp is None else str(self.ramp),
+            "burstiness": self.burstiness if self.rate_per_s is not None or self.ramp is not None else None,
             "max_concurrency": self.concurrency,
             "shared_prefix_tokens": self.num_shared_tokens,
             "mean_prompt_tokens": sum(r.prompt.num_tokens for r in requests) / len(requests),
@@ -116,6 +123,13 @@ class LoadArguments:
                 times = workload_times(self.rate_per_s, len(trace), self.burstiness, 0, self.seed)
             return trace_lengths(trace), times, self.trace, "trace file"
         workload = find_workload(self.workload)
+        if self.ramp is not None:
+            ramp = self.ramp
+            found = ramp_times_s(ramp.start_per_s, ramp.end_per_s, ramp.duration_s, self.burstiness, self.seed)
+            if not len(found):
+                raise ValueError(f"no request comes in a ramp of {ramp}; make it longer or steeper")
+            times = [float(t) for t in found]
+            return draw_lengths(workload, len(times), self.seed), times, workload.name, workload.source
         lengths = draw_lengths(workload, total, self.seed)
         if self.rate_per_s is None:
             return lengths, None, workload.name, workload.source

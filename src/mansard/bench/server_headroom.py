@@ -118,7 +118,7 @@ def server_headroom(result: BenchResult, served: ServedOn) -> ServerHeadroom:
         or summary.output_lengths is None
     ):
         raise ValueError("nothing to compare with a prediction: no TTFT, no TPOT above 0 or no lengths were measured")
-    is_open = result.workload.get("rate_req_s") is not None
+    is_open = any(result.workload.get(key) is not None for key in ("rate_req_s", "ramp", "trace_speed"))
     in_flight = None if summary.little is None else summary.little.in_flight
     concurrency = in_flight if is_open or not result.workload.get("max_concurrency") else None
     hits = result.extra.get("prefix_cache")

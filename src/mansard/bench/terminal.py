@@ -229,7 +229,8 @@ def share(value: float | None) -> str:
 
 def _load(workload: Mapping[str, Any]) -> str:
     rate, concurrency = workload.get("rate_req_s"), workload.get("max_concurrency")
-    driven = f"{rate:g} req/s" if rate else f"{concurrency} at once"
+    driven = f"{rate:g} req/s" if rate else f"{concurrency} at once" if concurrency else "at the trace's times"
+    driven = workload.get("ramp") or driven
     return f"[cyan]{workload['name']}[/], {workload['num_requests']} requests, {driven}"
 
 

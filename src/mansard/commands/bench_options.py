@@ -39,6 +39,10 @@ Trace = Annotated[
 TraceSpeed = Annotated[float, typer.Option("--trace-speed", help="2 replays twice as fast.", rich_help_panel=LOAD)]
 Requests = Annotated[int, typer.Option("--requests", "-n", help="Requests to measure.", rich_help_panel=LOAD)]
 Rate = Annotated[float | None, typer.Option("--rate", help="Requests per second: an open loop.", rich_help_panel=LOAD)]
+RampText = Annotated[
+    str | None,
+    typer.Option("--ramp", help="START:END:SECONDS, a rising or falling rate: an open loop.", rich_help_panel=LOAD),
+]
 Burstiness = Annotated[
     float, typer.Option("--burstiness", help="1: Poisson; below: burstier; inf: constant.", rich_help_panel=LOAD)
 ]

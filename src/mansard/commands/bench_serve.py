@@ -38,6 +38,7 @@ def serve(
     trace_speed: o.TraceSpeed = 1.0,
     requests: o.Requests = 64,
     rate: o.Rate = None,
+    ramp: o.RampText = None,
     burstiness: o.Burstiness = 1.0,
     concurrency: o.Concurrency = None,
     warmup: o.Warmup = None,
@@ -64,6 +65,7 @@ def serve(
     min_output_tokens_per_s: o.MinRate = None,
 ) -> None:
     """Send a load to a server and print what its users would feel."""
+    from mansard.bench.arrivals import Ramp
     from mansard.bench.html import render_serve
     from mansard.bench.terminal import open_console, show_serve
 
@@ -71,6 +73,8 @@ def serve(
         workload, trace, trace_speed, requests, rate, burstiness, concurrency, warmup, shared_prefix, max_prompt,
         max_output, seed, nonce,
     )  # fmt: skip
+    if ramp is not None:
+        given = replace(given, ramp=Ramp.parse(ramp))
     target = _target(url, model, tokenizer, api, api_key, timeout, retries)
     if append_calibration is not None and gpu is None:
         raise ValueError("--append-calibration needs a prediction; say what the server runs on with --gpu")
