@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,29 @@ def test_a_ramp_is_an_open_loop_that_says_how_many_come() -> None:
         LoadArguments(ramp=ramp, rate_per_s=1.0)
     with pytest.raises(ValueError, match="no request"):
         LoadArguments(ramp=Ramp(0.1, 0.1, 1.0), burstiness=float("inf")).plan(WordTokenizer())
+
+
+def test_prompts_share_the_blocks_that_a_trace_says_they_share(tmp_path: Path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    asked = [(1100, [7, 8, 9]), (1500, [7, 8, 10]), (600, [11, 12]), (300, [7])]
+    path.write_text("".join(
+        json.dumps({"timestamp": i, "input_length": n, "output_length": 2, "hash_ids": ids}) + "\n"
+        for i, (n, ids) in enumerate(asked)
+    ))  # fmt: skip
+    plan, described = LoadArguments(trace=str(path), nonce=3).plan(WordTokenizer())
+    first, second, third, fourth = (r.prompt.token_ids for r in plan.requests)
+    assert [len(r.prompt.token_ids) for r in plan.requests] == [n for n, _ in asked]
+    assert first[:1024] == second[:1024] and first[1024:1040] != second[1024:1040]
+    assert third[:16] != first[:16] and fourth == first[:300]
+    assert described["shared_block_share"] == pytest.approx((1024 + 300) / 3500)
+    again, _ = LoadArguments(trace=str(path), nonce=4).plan(WordTokenizer())
+    assert again.requests[0].prompt.token_ids[:16] != first[:16]  # no cache of an earlier run helps
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text('{"timestamp": 0, "input_length": 4, "output_length": 2, "hash_ids": [-1]}')
+    with pytest.raises(ValueError, match=r"request 1.*hash id"):
+        read_trace(wrong)
+    cut, _ = LoadArguments(trace=str(path), nonce=3, limits=LengthLimits(max_prompt=520)).plan(WordTokenizer())
+    assert cut.requests[0].prompt.token_ids == first[:520]
 
 
 def test_azures_mooncakes_vidurs_and_plain_traces(tmp_path: Path) -> None:

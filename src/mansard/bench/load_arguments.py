@@ -11,8 +11,10 @@ from mansard.bench.prompts import PromptMaker, TextTokenizer, WordTokenizer
 from mansard.bench.trace import read_trace
 from mansard.bench.workload_plan import (
     LengthLimits,
+    Lengths,
     draw_lengths,
     plan_requests,
+    shared_block_share,
     trace_lengths,
     trace_times,
     workload_times,
@@ -87,9 +89,9 @@ class LoadArguments:
 
         Raises: ValueError when the trace cannot be read or the workload is unknown.
         """
-        lengths, times, name, source = self._lengths_and_times()
+        lengths, times, name, source, hash_ids = self._lengths_and_times()
         maker = PromptMaker(tokenizer, self.nonce, self.num_shared_tokens)
-        requests = plan_requests(lengths, maker, times, self.limits)
+        requests = plan_requests(lengths, maker, times, self.limits, hash_ids)
         is_open = times is not None
         num_cut = sum(self.limits.cut(p, o) != (p, o) for p, o in lengths)
         described = {
@@ -102,6 +104,7 @@ class LoadArguments:
             "burstiness": self.burstiness if self.rate_per_s is not None or self.ramp is not None else None,
             "max_concurrency": self.concurrency,
             "shared_prefix_tokens": self.num_shared_tokens,
+            "shared_block_share": shared_block_share(requests, hash_ids) if any(hash_ids) else None,
             "mean_prompt_tokens": sum(r.prompt.num_tokens for r in requests) / len(requests),
             "mean_output_tokens": sum(r.num_output_tokens for r in requests) / len(requests),
             "num_cut": num_cut,
@@ -112,7 +115,7 @@ class LoadArguments:
         }
         return LoadPlan(requests, is_open, self.concurrency, self.warmup), described
 
-    def _lengths_and_times(self) -> tuple[list[tuple[int, int]], list[float] | None, str, str]:
+    def _lengths_and_times(self) -> tuple[Lengths, list[float] | None, str, str, list[tuple[int, ...]]]:
         total = self.num_requests + self.warmup
         if self.trace is not None:
             trace = read_trace(self.trace, total, self.trace_speed)
@@ -121,7 +124,7 @@ class LoadArguments:
                 raise ValueError(f"{self.trace} has no times; give --rate or --concurrency")
             if self.rate_per_s is not None:
                 times = workload_times(self.rate_per_s, len(trace), self.burstiness, 0, self.seed)
-            return trace_lengths(trace), times, self.trace, "trace file"
+            return trace_lengths(trace), times, self.trace, "trace file", [r.hash_ids for r in trace]
         workload = find_workload(self.workload)
         if self.ramp is not None:
             ramp = self.ramp
@@ -129,9 +132,9 @@ class LoadArguments:
             if not len(found):
                 raise ValueError(f"no request comes in a ramp of {ramp}; make it longer or steeper")
             times = [float(t) for t in found]
-            return draw_lengths(workload, len(times), self.seed), times, workload.name, workload.source
+            return draw_lengths(workload, len(times), self.seed), times, workload.name, workload.source, []
         lengths = draw_lengths(workload, total, self.seed)
         if self.rate_per_s is None:
-            return lengths, None, workload.name, workload.source
+            return lengths, None, workload.name, workload.source, []
         times = workload_times(self.rate_per_s, self.num_requests, self.burstiness, self.warmup, self.seed)
-        return lengths, times, workload.name, workload.source
+        return lengths, times, workload.name, workload.source, []

@@ -3,7 +3,8 @@
 A prompt is random whole words of the tokenizer, so that encoding its text gives back as many tokens as were asked for;
 where it does not, tokens are taken off or added until it does. The nonce is fresh for each run, so a second run finds
 nothing in a prefix cache, and two prompts of a run differ within their first block. A shared prefix, where wanted, is
-common to all and followed by a distinct rest.
+common to all and followed by a distinct rest. Blocks of a trace's prompts that had
+the same hash id are equal again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ MIN_WORDS, MAX_WORDS = 64, 2048
 MAX_CORRECTIONS = 12
 WORD = re.compile(rb" [a-z]{2,}")
 PRINTABLE = re.compile(rb"[ -~]+")
-_PREFIX_STREAM, _PROMPT_STREAM = 0, 1
+HASH_BLOCK_TOKENS = 512  # that one of a trace's hash ids stands for; source: the Mooncake trace's description
+_PREFIX_STREAM, _PROMPT_STREAM, _BLOCK_STREAM = 0, 1, 2
 
 
 class TextTokenizer(Protocol):
@@ -78,9 +80,10 @@ class PromptMaker:
     def __post_init__(self) -> None:
         self._words = whole_words(self.tokenizer)
 
-    def make(self, index: int, num_tokens: int) -> Prompt:
+    def make(self, index: int, num_tokens: int, hash_ids: Sequence[int] = ()) -> Prompt:
         """Return the prompt of request `index`, distinct from all before within the first block of its own part.
 
+        With `hash_ids` that part begins with one block for each, the same wherever the id is the same.
         Raises: ValueError for no tokens, or fewer than the shared prefix has.
         """
         if num_tokens < 1 or num_tokens < self.num_shared_tokens:
@@ -90,16 +93,23 @@ class PromptMaker:
             )
         own = max(0, num_tokens - self.num_shared_tokens)
         for attempt in range(100):
-            ids = self._shared() + self._draw((_PROMPT_STREAM, index, attempt), own)
+            blocks = self._blocks(hash_ids, own)
+            ids = self._shared() + blocks + self._draw((_PROMPT_STREAM, index, attempt), own - len(blocks))
             prompt = self._exact(ids, num_tokens, (_PROMPT_STREAM, index, attempt + 1000))
             head = prompt.token_ids[self.num_shared_tokens : self.num_shared_tokens + BLOCK_TOKENS]
-            if head not in self._seen or not head:
+            if head not in self._seen or not head or hash_ids:
                 break
         self._seen.add(head)
         return prompt
 
     def _shared(self) -> list[int]:
         return self._draw((_PREFIX_STREAM, 0, 0), self.num_shared_tokens)
+
+    def _blocks(self, hash_ids: Sequence[int], limit: int) -> list[int]:
+        """Return the words of blocks, cut to `limit`."""
+        count = min(len(hash_ids), -(-limit // HASH_BLOCK_TOKENS))
+        words = [w for i in hash_ids[:count] for w in self._draw((_BLOCK_STREAM, i, 0), HASH_BLOCK_TOKENS)]
+        return words[:limit]
 
     def _draw(self, stream: tuple[int, int, int], count: int) -> list[int]:
         random = np.random.default_rng([self.nonce, *stream])

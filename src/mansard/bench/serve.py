@@ -114,11 +114,12 @@ async def bench_serve(
 
 
 def _shared_share(run: ServeRun, summary: Summary) -> float:
-    """Return the share of prompt tokens that requests have in common: the load's prefix and the server's template."""
+    """Return the share of prompt tokens that requests have in common: prefix, trace blocks, the server's template."""
     lengths = summary.prompt_lengths
     if lengths is None or not lengths.mean:
         return 0.0
-    return min(1.0, (run.num_shared_tokens + max(0.0, summary.templated_extra_tokens or 0.0)) / lengths.mean)
+    blocks = float(run.workload.get("shared_block_share") or 0.0)
+    return min(1.0, blocks + (run.num_shared_tokens + max(0.0, summary.templated_extra_tokens or 0.0)) / lengths.mean)
 
 
 def _client_warnings(cpu_share: float, summary: Summary, plan: LoadPlan, interrupted: bool) -> Iterator[str]:

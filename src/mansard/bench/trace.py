@@ -61,7 +61,15 @@ def read_trace(path: str | Path, limit: int | None = None, speed: float = 1.0) -
 
 def _request(line: Mapping[str, Any]) -> TraceRequest:
     prompt, output = _number(line, PROMPT_COLUMNS), _number(line, OUTPUT_COLUMNS)
-    return TraceRequest(_time_s(line), max(1, prompt), max(1, output), tuple(line.get("hash_ids") or ()))
+    return TraceRequest(_time_s(line), max(1, prompt), max(1, output), _hash_ids(line))
+
+
+def _hash_ids(line: Mapping[str, Any]) -> tuple[int, ...]:
+    given = line.get("hash_ids")
+    found = tuple(int(i) for i in given) if isinstance(given, list) else ()
+    if any(i < 0 for i in found):
+        raise ValueError(f"a hash id of {min(found)}; they are whole numbers from 0")
+    return found
 
 
 def _number(line: Mapping[str, Any], names: Iterable[str]) -> int:

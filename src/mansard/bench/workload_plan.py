@@ -13,7 +13,7 @@ import numpy as np
 
 from mansard.bench.arrivals import arrival_times_s
 from mansard.bench.load import PlannedRequest
-from mansard.bench.prompts import PromptMaker
+from mansard.bench.prompts import HASH_BLOCK_TOKENS, PromptMaker
 from mansard.bench.trace import TraceRequest
 from mansard.specs.workload import Workload
 
@@ -55,16 +55,34 @@ def draw_lengths(workload: Workload, count: int, seed: int) -> Lengths:
 
 
 def plan_requests(
-    lengths: Lengths, maker: PromptMaker, times_s: Sequence[float] | None = None, limits: LengthLimits | None = None
-) -> list[PlannedRequest]:
-    """Return the requests of these lengths, due at `times_s` (all at once without)."""
+    lengths: Lengths, maker: PromptMaker, times_s: Sequence[float] | None = None, limits: LengthLimits | None = None,
+    hash_ids: Sequence[Sequence[int]] = (),
+) -> list[PlannedRequest]:  # fmt: skip
+    """Return the requests of these lengths, due at `times_s` (all at once without).
+
+    hash_ids: of each prompt's blocks, where a trace tells which are equal.
+    """
     limits = limits or LengthLimits()
     requests = []
     for i, (prompt, output) in enumerate(lengths):
         prompt, output = limits.cut(prompt, output)
         prompt = max(prompt, maker.num_shared_tokens + 1 if maker.num_shared_tokens else 1)
-        requests.append(PlannedRequest(i, maker.make(i, prompt), output, 0.0 if times_s is None else times_s[i]))
+        made = maker.make(i, prompt, hash_ids[i] if hash_ids else ())
+        requests.append(PlannedRequest(i, made, output, 0.0 if times_s is None else times_s[i]))
     return requests
+
+
+def shared_block_share(requests: Sequence[PlannedRequest], hash_ids: Sequence[Sequence[int]]) -> float:
+    """Return the share of prompt tokens in leading blocks that an earlier request of the trace had too."""
+    seen: set[int] = set()
+    shared = whole = 0
+    for request, ids in zip(requests, hash_ids, strict=True):
+        tokens = request.prompt.num_tokens
+        known = next((i for i, name in enumerate(ids) if name not in seen), len(ids))
+        shared += min(tokens, known * HASH_BLOCK_TOKENS)
+        whole += tokens
+        seen.update(ids)
+    return shared / whole if whole else 0.0
 
 
 def workload_times(rate_per_s: float, count: int, burstiness: float, num_warmup: int, seed: int) -> list[float]:
