@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 from toy_server import until
+
+from mansard.server.run import bind
 
 TESTS = Path(__file__).parents[1]
 SCRIPT = """
@@ -118,3 +121,14 @@ def test_a_second_signal_stops_at_once() -> None:
         running.send_signal(signal.SIGTERM)
         assert running.wait(timeout=6) == 1  # the request alone would take 9 s
         asking.join()
+
+
+def test_tokens_do_not_wait_to_be_sent_together() -> None:
+    """On kept-alive connections the first tokens arrived in one lump, 40 ms late: Nagle's algorithm was on."""
+    listener = bind("127.0.0.1", 0)
+    listener.listen()
+    with listener, socket.create_connection(listener.getsockname()) as client:
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        assert client.fileno() >= 0
