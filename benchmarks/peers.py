@@ -114,6 +114,8 @@ class LlamaCpp:
         context.n_batch = context.n_ubatch = 512
         context.n_threads = context.n_threads_batch = threads
         self.weights = llama_cpp.llama_model_load_from_file(path.encode(), model)
+        if not self.weights:
+            raise RuntimeError(f"llama.cpp cannot load {path}")
         self.context = llama_cpp.llama_init_from_model(self.weights, context)
 
     def run(self, work: Workload) -> float:

@@ -123,7 +123,6 @@ def metadata(shape: Shape, name: str) -> dict[str, object]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": words,
-        "tokenizer.ggml.token_type": [1] * shape.vocab,
         "tokenizer.ggml.merges": ['! "'],
         "tokenizer.ggml.eos_token_id": shape.vocab - 1,
     }
