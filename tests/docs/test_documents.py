@@ -21,7 +21,9 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 DISTRIBUTED_OTHERWISE = {"llama_cpp", "click"}  # by llama-cpp-python; with typer
 # What only the machine of whoever wrote a page has, and where packages are kept: neither belongs on a page.
-HOSTS = [name.replace("~", "") for name in ("python~hosted", r"py~pi\.org/simple", r"npm~js\.org", r"deb\.de~bian\.org")]
+HOSTS = [
+    name.replace("~", "") for name in ("python~hosted", r"py~pi\.org/simple", r"npm~js\.org", r"deb\.de~bian\.org")
+]
 PRIVATE = re.compile("|".join((r"/(root|home|work|tmp|opt)/\w", *HOSTS)))
 
 
