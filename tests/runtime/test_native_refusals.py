@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_models import K_QUANTS, NATIVE_NAMES, STORED, stored
-from native_parts import BLOCKS, POSITIONS, TOKENS, VOCAB, empty, good_step, ints, whole
+from native_parts import BLOCKS, POSITIONS, TOKENS, VOCAB, WIDTH, empty, good_step, ints, whole
 
 
 def test_the_good_step_runs() -> None:
@@ -84,6 +85,32 @@ def test_logits_are_never_written_to_a_copy(logits: np.ndarray) -> None:
     """An output that is converted on the way in would leave the caller's array as it was, without a word."""
     with pytest.raises((TypeError, ValueError)):
         whole().step(**{**good_step(), "logits": logits})
+
+
+def test_hidden_states_are_never_written_to_a_copy() -> None:
+    """As for logits: an array of doubles was converted, filled and thrown away."""
+    model = whole()
+    model.step(**good_step())
+    with pytest.raises((TypeError, ValueError)):
+        model.hidden_states(0, np.zeros((2, WIDTH), np.float64))
+    rows = np.zeros((2, WIDTH), np.float32)
+    model.hidden_states(0, rows)
+    assert np.abs(rows).max() > 0
+
+
+def test_steps_of_two_threads_take_turns() -> None:
+    """Two threads in one model at once would run the pool's one job slot over each other."""
+    model, expected = whole(), whole()
+    steps = [good_step() for _ in range(4)]
+    for step in steps:
+        expected.step(**step)
+    want = steps[0]["logits"].copy()
+    threads = [threading.Thread(target=lambda s=s: [model.step(**s) for _ in range(50)]) for s in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(np.array_equal(step["logits"], want) for step in steps)
 
 
 def test_logits_that_cannot_be_written_are_refused() -> None:

@@ -57,8 +57,7 @@ void rms_norm(const float* x, const float* w, int n, float eps, float* out, bool
 }
 
 template <class L>
-void rope_head(float* x, int dim, const float* w, float eps, int rotary_dim, const float* cos, const float* sin) {
-  if (w) rms_norm<L>(x, w, dim, eps, x, false);
+void rope_head(float* x, int rotary_dim, const float* cos, const float* sin) {
   const int half = rotary_dim / 2;
   float *a = x, *b = x + half;
   for (int i = 0; i < half; i += 16) {

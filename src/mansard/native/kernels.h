@@ -75,8 +75,8 @@ struct Kernels {
   void (*dequantize_row)(const PackedWeight& w, int row, float* out);
   // out = x / rms(x) · w, or out += …; w already holds the 1 of Gemma's unit offset.
   void (*rms_norm)(const float* x, const float* w, int n, float eps, float* out, bool add);
-  // Normalize (w may be null) and rotate one head in place; cos and sin have rotary_dim / 2 values.
-  void (*rope_head)(float* x, int dim, const float* w, float eps, int rotary_dim, const float* cos, const float* sin);
+  // Rotate one head in place; cos and sin have rotary_dim / 2 values.
+  void (*rope_head)(float* x, int rotary_dim, const float* cos, const float* sin);
   void (*store_kv)(const KvLayer& kv, int64_t block, int slot, int head, const float* k, const float* v);
   void (*gated)(const float* gate, const float* up, int n, ActivationKind act, float limit, float* out);
   void (*attend)(const AttendArgs& args);

@@ -150,6 +150,7 @@ void Model::linear(const std::vector<int>& weights, const float* x, int x_stride
 }
 
 void Model::step(const StepInput& in) {
+  const std::lock_guard<std::mutex> lock(busy_);
   for (auto& op : ops_) op->prepare(*this, in);
   pool_.run([&](int thread) {
     if (thread > 0 || op_seconds_.empty()) {

@@ -4,6 +4,7 @@
 // call from Python, made without the GIL.
 #pragma once
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -121,6 +122,7 @@ class Model {
   std::vector<std::vector<float>> thread_floats_;
   int max_columns_ = 0;
   std::vector<double> op_seconds_;  // empty: not profiling
+  std::mutex busy_;                 // one step at a time, whichever thread asks
 };
 
 }  // namespace mansard

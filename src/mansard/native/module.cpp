@@ -344,7 +344,7 @@ NB_MODULE(_native, m) {
       .def("sigmoid_gate", &NativeModel::sigmoid_gate_op, "input"_a, "gate"_a, "output"_a, "add"_a)
       .def("logits", &NativeModel::logits_op, "input"_a, "weight"_a, "scale"_a, "softcap"_a)
       .def("step", &NativeModel::run_step, "tokens"_a, "positions"_a, "counts"_a, "table_ends"_a, "blocks"_a, "logit_rows"_a, "logits"_a.noconvert())
-      .def("hidden_states", &NativeModel::hidden_states, "first"_a, "out"_a)
+      .def("hidden_states", &NativeModel::hidden_states, "first"_a, "out"_a.noconvert())
       .def("copy_block", &NativeModel::copy_blocks, "source"_a, "destination"_a)
       .def("profile", &NativeModel::profile, "on"_a, "Add up the seconds of each op from now on, or stop.")
       .def_prop_ro("op_seconds", &NativeModel::op_seconds, "Seconds of each op in the program's order since profile(True).")

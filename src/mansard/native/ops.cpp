@@ -57,7 +57,7 @@ void RopeOp::run(Model& m, const StepInput& in, int thread) {
     if (rope >= 0) {
       const RopeTable& table = m.rope(rope);
       const size_t at = size_t(position) * (table.rotary_dim / 2);
-      k.rope_head(x, dim, nullptr, eps, table.rotary_dim, table.cos.data() + at, table.sin.data() + at);
+      k.rope_head(x, table.rotary_dim, table.cos.data() + at, table.sin.data() + at);
     }
     if (kv.format == KvFormat::I4 && (dim & (dim - 1)) == 0) hadamard(x, dim);
     if (!is_k) continue;
