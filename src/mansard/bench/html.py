@@ -79,7 +79,9 @@ def _page(result: BenchResult, cards: str, charts: Charts, table: str) -> str:
     where, target = result.environment, result.target
     head = escape(f"{target.get('model', '')} · bench {result.kind}")
     made = f"{where['processor']}, {where['num_cores']} cores · mansard {where['mansard']} · {where['created']}"
-    asked = ", ".join(f"{key} {value}" for key, value in result.workload.items() if value not in (None, "", 0))
+    asked = ", ".join(
+        f"{key} {_in_words(value)}" for key, value in result.workload.items() if value not in (None, "", 0)
+    )
     warnings = "".join(f"<li>{escape(w)}</li>" for w in result.warnings)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -196,3 +198,10 @@ def _sweep_table(points: Sequence[SweepPoint], level: str) -> str:
         cells += ["-" if v is None else ms(v) for v in latencies] + [f"{p.summary.success.rate:.1%}"]
         rows.append("<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>")
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+def _in_words(value: object) -> str:
+    """Return a workload's value for people: a grid's points as batch × prompt / output."""
+    if isinstance(value, list) and value and all(isinstance(point, dict) for point in value):
+        return " and ".join(f"{p.get('batch_size')} × {p.get('num_prompt')}/{p.get('num_output')}" for p in value)
+    return str(value)

@@ -46,7 +46,7 @@ def roofline_chart(reports: Sequence[Headroom]) -> str:
         place = f'cx="{axes.at_x(x):.1f}" cy="{axes.at_y(y):.1f}"'
         body += f'<circle {place} r="4" style="fill:var(--s0)"><title>{escape(tip)}</title></circle>'
         body += f'<text class="tick" x="{axes.at_x(x) + 6:.1f}" y="{axes.at_y(y) + 12:.1f}">{report.batch_size}</text>'
-    roof = f"roof: {bandwidth / 1e9:,.1f} GB/s, {peak / 1e12:,.2f} T{reports[0].number_format} op/s"
+    roof = f"roof: {bandwidth / 1e9:,.1f} GB/s, {peak / 1e12:,.2f} TOP/s {reports[0].number_format}"
     legend = f'<span class="key s0">measured, by batch size</span><span class="key s1">{escape(roof)}</span>'
     return (
         f'<figure><figcaption>{TITLE}</figcaption><svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" '
